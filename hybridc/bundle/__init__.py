@@ -1,0 +1,1 @@
+"""Bundles: what a compile writes and a loader reads. Nothing here runs code on reading."""

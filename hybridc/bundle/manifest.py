@@ -1,0 +1,261 @@
+"""The manifest: what a bundle holds, as dataclasses and as JSON.
+
+The JSON text ends with a digest of itself, so that any changed byte is noticed; every other file
+of the bundle is listed with its own SHA-256.
+
+Schema versions are ``major.minor``. A reader takes every minor of its major and ignores fields
+that it does not know; a change that an old reader would misread raises the major.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridc.errors import BundleError
+
+SCHEMA = (1, 0)
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, element type and shape of a tensor that crosses a border.
+
+    Attributes:
+        name: ONNX name.
+        dtype: numpy's name of the element type.
+        shape: Dimensions; a string names a dynamic dimension.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """A device of the plan and what it needs of the machine that loads the bundle.
+
+    Attributes:
+        name: Name in the plan, such as ``llvm:0``.
+        kind: Kind of target that built for it.
+        built_for: The processor or architecture it was built for.
+        architecture: ``x86_64`` or ``aarch64``: whose runtime library runs it.
+        cpu_flags: Flags that /proc/cpuinfo must list.
+        memory_bytes: Planned peak of intermediate tensors of its parts.
+    """
+
+    name: str
+    kind: str
+    built_for: str
+    architecture: str
+    cpu_flags: tuple[str, ...] = ()
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """One part: a piece of the model compiled to one library for one device.
+
+    Attributes:
+        name: Name of the part.
+        device: Name of its device.
+        library: Path of its library inside the bundle.
+        inputs: Names of the tensors it reads, in the order of its arguments.
+        outputs: Names of the tensors it computes, in order.
+        weights: Names of its weights in the weights file, in order.
+        nodes: ONNX names of the nodes it runs.
+        memory_bytes: Planned peak of its intermediate tensors.
+    """
+
+    name: str
+    device: str
+    library: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    nodes: tuple[str, ...]
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class TransferSpec:
+    """A tensor that crosses from one device to another.
+
+    Attributes:
+        tensor: ONNX name.
+        source: Device that computes it, or ``input``.
+        destination: Device that reads it.
+        bytes: Its size; 0 where a dimension is dynamic.
+    """
+
+    tensor: str
+    source: str
+    destination: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """Stored inputs with the outputs that a reference gave for them.
+
+    Attributes:
+        inputs: Path of the inputs inside the bundle.
+        outputs: Path of the reference outputs.
+        reference: What computed them.
+    """
+
+    inputs: str
+    outputs: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """One file of the bundle with its checksum."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a bundle that is not code or tensors.
+
+    Attributes:
+        schema: ``major.minor`` of this description.
+        hybridc: Version of hybridc that wrote the bundle.
+        tvm: Version of the TVM runtime in ``lib/``.
+        tvm_ffi: Version of apache-tvm-ffi that the runtime was built against.
+        model: File name of the model.
+        model_sha256: Checksum of the model and its external data.
+        inputs: The model's inputs in order.
+        outputs: The model's outputs in order.
+        dimensions: Lowest and highest value of each dynamic dimension.
+        devices: Devices of the plan.
+        parts: Parts in an order in which they can run.
+        transfers: Tensors that cross between devices.
+        runtime: Paths of the runtime's libraries by architecture, in the order of loading.
+        weights: Path of the weights file.
+        samples: Stored samples.
+        tolerance: Largest error relative to an output's scale at which a sample counts as right.
+        files: Every other file of the bundle.
+    """
+
+    schema: str
+    hybridc: str
+    tvm: str
+    tvm_ffi: str
+    model: str
+    model_sha256: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    dimensions: Mapping[str, tuple[int, int]]
+    devices: tuple[DeviceSpec, ...]
+    parts: tuple[PartSpec, ...]
+    transfers: tuple[TransferSpec, ...]
+    runtime: Mapping[str, tuple[str, ...]]
+    weights: str
+    samples: tuple[SampleSpec, ...] = ()
+    tolerance: float = 1e-4
+    files: tuple[FileSpec, ...] = field(default=())
+
+    def device(self, name: str) -> DeviceSpec:
+        """The device of that name."""
+        return next(device for device in self.devices if device.name == name)
+
+
+def to_json(manifest: Manifest) -> bytes:
+    """The manifest as text, its own digest last."""
+    body = dataclasses.asdict(manifest)
+    digest = hashlib.sha256(_canonical(body)).hexdigest()
+    return _canonical({**body, "digest": digest})
+
+
+def from_json(text: bytes, where: str) -> Manifest:
+    """Read and check a manifest.
+
+    Raises:
+        BundleError: Damaged, not a manifest, or of a newer major schema.
+    """
+    try:
+        body = json.loads(text)
+        if not isinstance(body, dict):
+            raise ValueError("it is not a JSON object")
+        _check_schema(body, where)
+        digest = body.pop("digest", None)
+        if hashlib.sha256(_canonical(body)).hexdigest() != digest:
+            raise ValueError("its digest does not fit its contents")
+        if _canonical({**body, "digest": digest}) != text:
+            raise ValueError("its text was changed")
+        return typing.cast(Manifest, _build(Manifest, body, "manifest"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(
+            f"{where} is damaged: {error}; compile the model again or fetch the bundle anew"
+        ) from error
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return (json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _check_schema(body: Mapping[str, Any], where: str) -> None:
+    major, _, minor = str(body["schema"]).partition(".")
+    if int(major) != SCHEMA[0] or int(minor) < 0:
+        raise BundleError(
+            f"{where} has schema {body['schema']}, and this hybridc reads {SCHEMA[0]}.x: "
+            "install the hybridc that wrote the bundle or a later one"
+        )
+
+
+def _build(kind: Any, value: Any, path: str) -> Any:
+    """``value`` out of JSON as ``kind``, checked field by field."""
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, value, path)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return _build_tuple(arguments, value, path)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        _expect(isinstance(value, dict), path, "an object")
+        return {key: _build(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+    allowed = arguments if origin in (typing.Union, types.UnionType) else (kind,)
+    if float in allowed and isinstance(value, int):
+        value = float(value)
+    fits = isinstance(value, tuple(allowed)) and not isinstance(value, bool)
+    _expect(fits, path, " or ".join(item.__name__ for item in allowed))
+    return value
+
+
+def _build_dataclass(kind: Any, value: Any, path: str) -> Any:
+    _expect(isinstance(value, dict), path, "an object")
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in dataclasses.fields(kind)}
+    return kind(
+        **{
+            name: _build(hints[name], item, f"{path}.{name}")
+            for name, item in value.items()
+            if name in known
+        }
+    )
+
+
+def _build_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    _expect(isinstance(value, list), path, "a list")
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return tuple(_build(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    _expect(len(value) == len(arguments), path, f"a list of {len(arguments)}")
+    pairs = zip(arguments, value, strict=True)
+    return tuple(_build(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(pairs))
+
+
+def _expect(condition: bool, path: str, what: str) -> None:
+    if not condition:
+        raise ValueError(f"{path} is not {what}")

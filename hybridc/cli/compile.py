@@ -1,0 +1,134 @@
+"""``hybridc compile``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hybridc.cli.output import format_option, show, size, table
+
+if TYPE_CHECKING:
+    from hybridc.compiler import Report
+
+
+@click.command("compile")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="BUNDLE",
+    help="Where to write: a folder, or one file if the name ends in .hyb.",
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    default=("llvm",),
+    show_default=True,
+    metavar="[NAME=]KIND[:WHAT]",
+    help="A device to compile for, such as llvm, llvm:x86-64-v3, llvm:znver3, llvm:aarch64. "
+    "Repeatable; devices are called llvm:0, llvm:1, ... unless named, and what is not pinned "
+    "goes to the first.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=DIMENSIONS",
+    help="Dimensions of an input (x=1x3x224x224) or of a named dynamic dimension (batch=1 or "
+    "batch=1..8). Repeatable.",
+)
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="NODE=DEVICE",
+    help="Place a node, named by itself or by a value it computes, on a device. * and ? match "
+    "several. Repeatable.",
+)
+@click.option(
+    "--sample",
+    "samples",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Inputs to check the bundle with, as npz or npy. Repeatable; without it they are random.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=1e-4,
+    show_default=True,
+    help="Largest error allowed, relative to an output's largest magnitude.",
+)
+@click.option("--no-verify", is_flag=True, help="Do not compare with the reference at the end.")
+@format_option
+def command(
+    model: Path,
+    output: Path,
+    targets: tuple[str, ...],
+    shapes: tuple[str, ...],
+    pins: tuple[str, ...],
+    samples: tuple[Path, ...],
+    tolerance: float,
+    no_verify: bool,
+    format_: str,
+) -> None:
+    """Compile the ONNX file MODEL to a bundle.
+
+    The bundle holds everything that running it needs. At the end it is loaded in a fresh process
+    and its results are compared with ONNX Runtime's; if they differ, nothing is written.
+
+    \b
+    Examples:
+      hybridc compile squeezenet.onnx -o squeezenet.hyb
+      hybridc compile detector.onnx -o detector/ --shape x=1x3x640x640
+      hybridc compile model.onnx -o model.hyb --target llvm:0 --target llvm:1 --pin 'head*=llvm:1'
+    """
+    from hybridc.compiler import Options, compile_model
+    from hybridc.frontend.shapes import parse_shapes
+    from hybridc.placement.pin import parse_pins
+    from hybridc.targets.registry import parse_targets
+
+    devices = parse_targets(targets)
+    options = Options(
+        model=model,
+        output=output,
+        devices=devices,
+        shapes=parse_shapes(shapes),
+        pins=parse_pins(pins, [device.name for device in devices]),
+        samples=samples,
+        tolerance=tolerance,
+        verify=not no_verify,
+    )
+    report = compile_model(options, lambda line: click.echo(line, err=True))
+    show(format_, _as_json(report), lambda: _as_lines(report))
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {
+        "output": str(report.output),
+        "manifest": dataclasses.asdict(report.manifest),
+        "notes": list(report.notes),
+        "errors": [dict(error) for error in report.errors],
+    }
+
+
+def _as_lines(report: Report) -> list[str]:
+    manifest = report.manifest
+    total = sum(file.bytes for file in manifest.files)
+    lines = [f"{report.output}: {size(total)} in {len(manifest.parts)} part(s)"]
+    rows = [
+        [part.name, part.device, f"{len(part.nodes)} nodes", f"{size(part.memory_bytes)} memory"]
+        for part in manifest.parts
+    ]
+    lines += table(rows)
+    if report.errors:
+        worst = max(float(error["error"]) for error in report.errors)
+        lines.append(f"largest error against {manifest.samples[0].reference}: {worst:.2g} relative")
+    return lines + [f"note: {note}" for note in report.notes]

@@ -1,0 +1,102 @@
+"""``hybridc run``."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hybridc.cli.output import format_option, shape, show, table
+
+if TYPE_CHECKING:
+    from hybridc.bundle.tensors import Array
+    from hybridc.runtime.loader import Model
+
+
+@click.command("run")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "-i",
+    "--input",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Inputs by name in an npz, or the only input in an npy; random ones without it.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "destination",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the outputs by name to an npz, or the only output to an npy.",
+)
+@click.option("--repeat", type=click.IntRange(min=1), default=1, help="Run so many times.")
+@click.option("--seed", type=int, default=0, help="Seed of random inputs.")
+@format_option
+def command(
+    bundle: Path,
+    source: Path | None,
+    destination: Path | None,
+    repeat: int,
+    seed: int,
+    format_: str,
+) -> None:
+    """Run the BUNDLE and print what comes out.
+
+    Needs the loader only: no compiler, no ONNX.
+    """
+    import hybridc
+    from hybridc.runtime.arrays import random_inputs, read_arrays, write_arrays
+
+    with hybridc.load(bundle) as model:
+        arrays = read_arrays(source, model.inputs) if source else random_inputs(model, seed)
+        outputs, seconds = _timed(model, arrays, repeat)
+    if destination is not None:
+        write_arrays(destination, outputs)
+    data = {
+        "outputs": {name: _describe(array) for name, array in outputs.items()},
+        "runs": repeat,
+        "milliseconds": {
+            "min": min(seconds) * 1e3,
+            "median": statistics.median(seconds) * 1e3,
+            "max": max(seconds) * 1e3,
+        },
+    }
+    show(format_, data, lambda: _as_lines(data))
+
+
+def _timed(
+    model: Model, arrays: dict[str, Array], repeat: int
+) -> tuple[dict[str, Array], list[float]]:
+    seconds = []
+    outputs: dict[str, Array] = {}
+    for _ in range(repeat):
+        start = time.perf_counter()
+        outputs = model.run(arrays)
+        seconds.append(time.perf_counter() - start)
+    return outputs, seconds
+
+
+def _describe(array: Array) -> dict[str, Any]:
+    text: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
+    if array.size:
+        text |= {"min": array.min().item(), "mean": float(array.mean()), "max": array.max().item()}
+    return text
+
+
+def _as_lines(data: dict[str, Any]) -> list[str]:
+    rows = [["output", "type", "shape", "min", "mean", "max"]]
+    for name, facts in data["outputs"].items():
+        numbers = [f"{facts[key]:.6g}" if key in facts else "-" for key in ("min", "mean", "max")]
+        rows.append([name, facts["dtype"], shape(facts["shape"]), *numbers])
+    times = data["milliseconds"]
+    runs = f"{data['runs']} run{'s' * (data['runs'] != 1)}"
+    return [
+        *table(rows, indent=0),
+        f"{runs}: min {times['min']:.3f} ms, median {times['median']:.3f} ms, "
+        f"max {times['max']:.3f} ms",
+    ]

@@ -1,0 +1,141 @@
+"""Read an ONNX file: parse, find its external data, check it, and take note of what it is.
+
+Tensors in external files stay there and are mapped when they are needed, so a model may be larger
+than the 2 GB that one protobuf message can hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import google.protobuf.message
+import onnx
+import onnx_ir as ir
+
+from hybridc.errors import ModelError, UsageError
+
+OLDEST_OPSET = 7
+NEWEST_OPSET = 23
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it was read.
+
+    Attributes:
+        path: The file.
+        model: Its contents; tensors in external files are mapped, not loaded.
+        sha256: Checksum over the file and its external data.
+    """
+
+    path: Path
+    model: ir.Model
+    sha256: str
+
+
+def read_model(path: str | os.PathLike[str]) -> Source:
+    """Read and check an ONNX file.
+
+    Raises:
+        UsageError: There is no such file.
+        ModelError: It is not ONNX, cut off, incomplete, not valid, or of an opset out of range.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}")
+    proto = _parse(file)
+    external = list(_external_files(proto, file))
+    _check_opset(proto, file)
+    _check_valid(file)
+    try:
+        model = ir.load(file)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+    return Source(file, model, _checksum([file, *external]))
+
+
+def _parse(file: Path) -> onnx.ModelProto:
+    try:
+        proto = onnx.load(file, load_external_data=False)
+    except google.protobuf.message.DecodeError as error:
+        raise ModelError(
+            f"{file} is not an ONNX model, or it is cut off: its contents cannot be parsed"
+        ) from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise ModelError(f"{file} is not an ONNX model, or it is cut off: it holds no graph")
+    return proto
+
+
+def _external_files(proto: onnx.ModelProto, file: Path) -> Iterator[Path]:
+    """External data files in use, each once; refuses what is missing, short, or elsewhere."""
+    seen: set[Path] = set()
+    for tensor in _tensors(proto.graph):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        data = _external_path(file, entries.get("location", ""), tensor.name)
+        end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
+        if data.stat().st_size < end:
+            raise ModelError(f"{file}: its external data file {data} is too short; fetch it anew")
+        if data not in seen:
+            seen.add(data)
+            yield data
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """All tensors of a graph, those in attributes and subgraphs included."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from _tensors(subgraph)
+
+
+def _external_path(file: Path, location: str, tensor: str) -> Path:
+    folder = file.resolve().parent
+    data = (folder / location).resolve()
+    if not location or not data.is_relative_to(folder):
+        raise ModelError(f"{file}: tensor {tensor!r} names data outside the model's folder")
+    if not data.is_file():
+        raise ModelError(
+            f"{file}: its external data file {location} is missing; put it beside the model"
+        )
+    return data
+
+
+def _check_opset(proto: onnx.ModelProto, file: Path) -> None:
+    versions = {entry.domain: entry.version for entry in proto.opset_import}
+    version = versions.get("", versions.get("ai.onnx"))
+    if version is not None and not OLDEST_OPSET <= version <= NEWEST_OPSET:
+        raise ModelError(
+            f"{file} uses opset {version} and hybridc reads {OLDEST_OPSET} to {NEWEST_OPSET}; "
+            "convert it with onnx.version_converter"
+        )
+
+
+def _check_valid(file: Path) -> None:
+    try:
+        onnx.checker.check_model(str(file))
+    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
+        raise ModelError(f"{file} is not a valid ONNX model: {reason}") from error
+
+
+def _checksum(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()

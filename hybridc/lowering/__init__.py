@@ -1,0 +1,1 @@
+"""Lowering: one part of an ONNX model to a Relax module, with hybridc's own operator table."""

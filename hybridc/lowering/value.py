@@ -1,0 +1,60 @@
+"""What an ONNX value can be while its graph is lowered.
+
+    Expression   a tensor that exists at run time (a relax expression)
+    Constant     a tensor known at compile time; becomes a weight only where a kernel reads it
+    Integers     a short integer tensor whose elements are known as expressions of the symbolic
+                 dimensions: what Shape and the arithmetic after it produce
+
+Keeping the last two apart from tensors is what lets Reshape, Slice, Resize and their like take
+their sizes from the graph without any tensor being computed at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Dim: TypeAlias = Any
+"""One dimension: a Python int, or a ``tirx`` expression of symbolic dimensions."""
+
+Expression: TypeAlias = Any
+"""A ``relax`` expression of tensor type."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor known at compile time.
+
+    Attributes:
+        name: The ONNX name of the value; weights are stored under it.
+        array: Its contents.
+    """
+
+    name: str
+    array: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Integers:
+    """An integer tensor of rank 0 or 1 whose elements are known as expressions.
+
+    Attributes:
+        elements: The elements in order, each an int or a ``tirx`` expression of dtype int64.
+        rank: 0 for a scalar, 1 for a vector.
+        dtype: numpy's name of the ONNX element type.
+    """
+
+    elements: tuple[Dim, ...]
+    rank: int = 1
+    dtype: str = "int64"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that this stands for."""
+        return (len(self.elements),) if self.rank else ()
+
+
+Value: TypeAlias = Any
+"""``Expression | Constant | Integers``."""

@@ -1,0 +1,130 @@
+"""The plan: parts with their borders, and the tensors that cross between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from hybridc.placement.group import Group, group_graph, make_groups, read_values
+from hybridc.placement.partition import partition
+from hybridc.placement.pin import Pin, place
+from hybridc.targets.protocol import Device
+
+
+@dataclass(frozen=True)
+class Part:
+    """A convex piece of the model on one device.
+
+    Attributes:
+        name: Name of the part.
+        device: Where it runs.
+        nodes: Its nodes in topological order.
+        inputs: Values that it reads from outside at run time.
+        outputs: Values that others or the caller read.
+    """
+
+    name: str
+    device: Device
+    nodes: tuple[ir.Node, ...]
+    inputs: tuple[ir.Value, ...]
+    outputs: tuple[ir.Value, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All parts in an order in which they can run."""
+
+    parts: tuple[Part, ...]
+
+    def crossings(self) -> list[tuple[ir.Value, Device | None, Device]]:
+        """Each tensor that a device reads and does not compute, with where it comes from.
+
+        The source is ``None`` for an input of the model. A tensor that several parts of one
+        device read crosses once.
+        """
+        home = {value: part.device for part in self.parts for value in part.outputs}
+        found: dict[tuple[ir.Value, str], tuple[ir.Value, Device | None, Device]] = {}
+        for part in self.parts:
+            for value in part.inputs:
+                if home.get(value) != part.device:
+                    crossing = (value, home.get(value), part.device)
+                    found.setdefault((value, part.device.name), crossing)
+        return list(found.values())
+
+
+def make_plan(graph: ir.Graph, devices: Sequence[Device], pins: Sequence[Pin]) -> Plan:
+    """Place the graph's groups: pinned ones where their pin says, others on the first device."""
+    groups = make_groups(list(graph))
+    device_of = place(groups, pins, devices[0].name)
+    by_name = {device.name: device for device in devices}
+    cut = partition(group_graph(groups), device_of)
+    parts = [
+        _make_part(f"part{number}", by_name[device_of[indices[0]]], groups, indices, graph)
+        for number, indices in enumerate(cut)
+    ]
+    if not parts:  # a graph without nodes still has outputs to give
+        parts = [Part("part0", devices[0], (), tuple(_run_time(graph)), tuple(graph.outputs))]
+    return Plan(tuple(_with_passed_through(parts, graph)))
+
+
+def _run_time(graph: ir.Graph) -> list[ir.Value]:
+    return [value for value in graph.inputs if value.const_value is None]
+
+
+def _make_part(
+    name: str, device: Device, groups: Sequence[Group], indices: Sequence[int], graph: ir.Graph
+) -> Part:
+    position = {node: index for index, node in enumerate(graph)}
+    nodes = sorted((n for i in indices for n in groups[i].nodes), key=position.__getitem__)
+    inside = set(nodes)
+    read = dict.fromkeys(value for node in nodes for value in read_values(node))
+    inputs = [value for value in read if _crosses_in(value, inside, graph)]
+    outputs = [v for node in nodes for v in node.outputs if _crosses_out(v, inside, graph)]
+    return Part(name, device, tuple(nodes), tuple(inputs), tuple(outputs))
+
+
+def _crosses_in(value: ir.Value, inside: set[ir.Node], graph: ir.Graph) -> bool:
+    if value.const_value is not None:
+        return False
+    producer = value.producer()
+    if producer is None:
+        return value.is_graph_input() and value.graph is graph
+    return producer not in inside and producer.graph is graph
+
+
+def _crosses_out(value: ir.Value, inside: set[ir.Node], graph: ir.Graph) -> bool:
+    if value in graph.outputs:
+        return True
+    return any(_outer(user, graph) not in inside for user, _ in value.uses())
+
+
+def _outer(node: ir.Node, graph: ir.Graph) -> ir.Node | None:
+    """The node of ``graph`` that holds ``node``, which may lie in a subgraph."""
+    current: ir.Node | None = node
+    while current is not None and current.graph is not graph:
+        current = current.graph.parent_node if isinstance(current.graph, ir.Graph) else None
+    return current
+
+
+def _with_passed_through(parts: list[Part], graph: ir.Graph) -> list[Part]:
+    """Let the last part also give outputs that no node computes: inputs and constants."""
+    computed = {value for part in parts for value in part.outputs}
+    missing = [value for value in dict.fromkeys(graph.outputs) if value not in computed]
+    if not missing:
+        return parts
+    last = parts[-1]
+    extra = [v for v in missing if v.const_value is None and v not in last.inputs]
+    inputs, outputs = (*last.inputs, *extra), (*last.outputs, *missing)
+    return [*parts[:-1], Part(last.name, last.device, last.nodes, inputs, outputs)]
+
+
+def value_bytes(value: ir.Value) -> int:
+    """Bytes of a value; 0 where its shape is dynamic or unknown."""
+    if value.shape is None or value.dtype is None or not value.shape.is_static():
+        return 0
+    count = 1
+    for dim in value.shape.numpy():
+        count *= dim
+    return int(count * value.dtype.itemsize)

@@ -1,0 +1,76 @@
+"""What the original model gives for sample inputs, in ONNX Runtime or ONNX's own evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from hybridc.bundle.tensors import Array
+from hybridc.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs with the reference's outputs, by name.
+
+    Attributes:
+        inputs: Arrays given to the model.
+        outputs: What the reference computed.
+        reference: Name and version of the reference.
+    """
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    reference: str
+
+
+def run_reference(path: Path, inputs: Mapping[str, Array]) -> Sample:
+    """The original model's outputs, from ONNX Runtime, or from ONNX's own evaluator where ONNX
+    Runtime cannot run the model.
+
+    Raises:
+        ModelError: Neither can run it; the message has both reasons.
+    """
+    try:
+        return _run_onnxruntime(path, inputs)
+    except Exception as error:  # its exceptions share no base but Exception
+        first = _first_line(error)
+    try:
+        return _run_evaluator(path, inputs)
+    except Exception as error:
+        raise ModelError(
+            f"{path} cannot be run for reference: ONNX Runtime: {first}; onnx.reference: "
+            f"{_first_line(error)}; check the model, or skip the comparison with --no-verify"
+        ) from error
+
+
+def _run_onnxruntime(path: Path, inputs: Mapping[str, Array]) -> Sample:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # the same sums in the same order on every machine
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    results = session.run(names, dict(inputs))
+    outputs = dict(zip(names, map(np.asarray, results), strict=True))
+    return Sample(inputs, outputs, f"onnxruntime {onnxruntime.__version__}")
+
+
+def _run_evaluator(path: Path, inputs: Mapping[str, Array]) -> Sample:
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator: Any = ReferenceEvaluator(str(path))
+    names = list(evaluator.output_names)
+    outputs = dict(zip(names, map(np.asarray, evaluator.run(None, dict(inputs))), strict=True))
+    return Sample(inputs, outputs, f"onnx.reference {onnx.__version__}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

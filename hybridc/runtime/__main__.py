@@ -1,0 +1,36 @@
+"""``python -m hybridc.runtime BUNDLE``: check a bundle with the loader alone.
+
+Runs in a fresh process at the end of a compile. Everything of the compiler is made unimportable
+first, so a bundle that needs any of it fails here and not at deployment. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+COMPILER = ("tvm", "onnx", "onnx_ir", "onnxruntime", "onnxsim", "networkx")
+
+
+def main(path: str) -> int:
+    """Check a bundle; returns the exit code and prints the outputs' errors or the fault."""
+    for name in COMPILER:
+        sys.modules[name] = None  # type: ignore[assignment]
+    from hybridc.bundle.read import open_bundle
+    from hybridc.errors import HybridcError
+    from hybridc.runtime.samples import run_samples
+
+    try:
+        bundle = open_bundle(path)
+        bundle.check_all()
+        errors = [dataclasses.asdict(error) for error in run_samples(bundle)]
+    except HybridcError as error:
+        print(json.dumps({"fault": str(error), "exit_code": error.exit_code}))
+        return error.exit_code
+    print(json.dumps({"errors": errors}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

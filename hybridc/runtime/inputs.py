@@ -1,0 +1,130 @@
+"""From a caller's arrays to tensors, with one clear sentence for each way to get them wrong."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from hybridc.bundle.manifest import Manifest, TensorSpec
+from hybridc.errors import UsageError
+
+
+class InputReader:
+    """Checks and converts the inputs of one model.
+
+    A numpy array is passed on without a copy if it is contiguous and writable (DLPack cannot
+    carry a read-only flag to TVM); anything else with ``__dlpack__`` is taken as it is.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._specs = manifest.inputs
+        self._ranges = manifest.dimensions
+        self._names = frozenset(spec.name for spec in manifest.inputs)
+        self._expected = [
+            (spec.name, np.dtype(spec.dtype), _static_shape(spec)) for spec in manifest.inputs
+        ]
+
+    def read(self, arrays: Mapping[str, Any]) -> list[Any]:
+        """The inputs as tvm_ffi tensors, in the model's order.
+
+        Raises:
+            UsageError: An input is missing, unknown, or has the wrong type or shape.
+        """
+        if arrays.keys() != self._names:
+            self._refuse_names(arrays)
+        tensors = []
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, dtype, shape in self._expected:
+            array = arrays[name]
+            if isinstance(array, np.ndarray):
+                found_dtype, found_shape = array.dtype, array.shape
+                tensor = None
+            else:
+                tensor = _from_other(name, array)
+                found_dtype, found_shape = np.dtype(str(tensor.dtype)), tuple(tensor.shape)
+            if found_dtype != dtype or (shape is not None and found_shape != shape):
+                self._refuse(name, found_dtype, found_shape)
+            if shape is None:
+                shapes[name] = found_shape
+            tensors.append(_to_tensor(array) if tensor is None else tensor)
+        if shapes:
+            self._check_dimensions(shapes)
+        return tensors
+
+    def _refuse_names(self, arrays: Mapping[str, Any]) -> None:
+        expected = ", ".join(describe(spec) for spec in self._specs) or "none"
+        missing = [spec.name for spec in self._specs if spec.name not in arrays]
+        unknown = [name for name in arrays if name not in self._names]
+        parts = []
+        if missing:
+            parts.append(f"input {', '.join(map(repr, missing))} is missing")
+        if unknown:
+            close = difflib.get_close_matches(str(unknown[0]), self._names, 1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            parts.append(f"there is no input {', '.join(map(repr, unknown))}{hint}")
+        raise UsageError(f"{' and '.join(parts)}; the model takes {expected}")
+
+    def _refuse(self, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+        spec = next(spec for spec in self._specs if spec.name == name)
+        got = describe(TensorSpec(name, str(dtype), shape)).partition(": ")[2]
+        raise UsageError(f"input {name!r} is {got} and must be {describe(spec)}")
+
+    def _check_dimensions(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Dynamic dimensions agree between inputs and lie in their ranges."""
+        found: dict[str, int] = {}
+        for spec in self._specs:
+            shape = shapes.get(spec.name, spec.shape)
+            if not _fits(spec.shape, shape):
+                self._refuse(spec.name, spec.dtype, shape)
+            for dim, size in zip(spec.shape, shape, strict=True):
+                if isinstance(dim, str) and found.setdefault(dim, size) != size:
+                    raise UsageError(
+                        f"dimension {dim!r} is {found[dim]} in one input and {size} in "
+                        f"{spec.name!r}"
+                    )
+        for name, (low, high) in self._ranges.items():
+            if name in found and not low <= found[name] <= high:
+                raise UsageError(
+                    f"dimension {name!r} is {found[name]} and the bundle was compiled for "
+                    f"{low}..{high}"
+                )
+
+
+def describe(spec: TensorSpec) -> str:
+    """A tensor's name, type and shape in one word for messages."""
+    return f"{spec.name}: {spec.dtype}[{'x'.join(map(str, spec.shape))}]"
+
+
+def _static_shape(spec: TensorSpec) -> tuple[int, ...] | None:
+    return spec.shape if all(isinstance(dim, int) for dim in spec.shape) else None  # type: ignore[return-value]
+
+
+def _fits(expected: tuple[int | str, ...], shape: tuple[int | str, ...]) -> bool:
+    """Whether a shape has the expected rank and static dimensions."""
+    return len(shape) == len(expected) and all(
+        isinstance(dim, str) or dim == size for dim, size in zip(expected, shape, strict=True)
+    )
+
+
+def _from_other(name: str, value: Any) -> Any:
+    """A DLPack tensor of another library as a tvm_ffi tensor over the same memory."""
+    if not hasattr(value, "__dlpack__"):
+        raise UsageError(
+            f"input {name!r} is a {type(value).__name__} and must be a numpy array or a tensor "
+            "that has __dlpack__"
+        )
+    try:
+        return tvm_ffi.from_dlpack(value, require_contiguous=True)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(f"input {name!r} cannot be read through DLPack: {error}") from error
+
+
+def _to_tensor(array: np.ndarray[Any, Any]) -> Any:
+    flags = array.flags
+    if not (flags.c_contiguous and flags.writeable):
+        array = np.array(array, order="C", copy=True)
+    return tvm_ffi.from_dlpack(array)

@@ -1,0 +1,120 @@
+"""Shared libraries out of a bundle: from checked bytes into the process.
+
+What gets loaded is exactly what was hashed: the bytes go into an anonymous, sealed memory file,
+and the dynamic loader maps that. Nothing is unpacked to disk, and a file that is swapped between
+the check and the load makes no difference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tvm_ffi
+
+from hybridc.bundle.manifest import Manifest
+from hybridc.bundle.read import Bundle
+from hybridc.errors import DeviceError
+
+_RUNTIME_FUNCTION = "ffi.Module.load_from_bytes.relax.VMExecutable"
+"""A function that the TVM runtime registers: tells whether one is in the process already."""
+
+_lock = threading.Lock()
+_path_numbers = itertools.count(1)
+_loaded: dict[str, ctypes.CDLL] = {}
+"""Runtime libraries by checksum. A process can hold one TVM runtime only, since its functions
+register under global names; so this is a fact about the process and not of any one model."""
+
+
+def load_runtime(bundle: Bundle, architecture: str) -> None:
+    """Bring the bundle's TVM runtime into the process, once.
+
+    Raises:
+        DeviceError: apache-tvm-ffi is of another version than the runtime was built against, or
+            the process holds another TVM runtime already.
+    """
+    check_tvm_ffi(bundle.manifest)
+    with _lock:
+        for name in bundle.manifest.runtime[architecture]:
+            data = bundle.read(name)
+            digest = hashlib.sha256(data).hexdigest()
+            if digest in _loaded or _provided_by_tvm(bundle.manifest):
+                continue
+            if not _loaded and tvm_ffi.get_global_func(_RUNTIME_FUNCTION, allow_missing=True):
+                raise DeviceError("another TVM runtime is in this process; load in a fresh one")
+            _refuse_second_runtime(name)
+            with memory_file(name, data) as path:
+                _loaded[digest] = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+                _loaded[digest]._hybridc_name = name  # type: ignore[attr-defined]
+
+
+def check_tvm_ffi(manifest: Manifest) -> None:
+    """Refuse a tvm-ffi other than the one the runtime was built against."""
+    if tvm_ffi.__version__ != manifest.tvm_ffi:
+        raise DeviceError(
+            f"this bundle needs apache-tvm-ffi {manifest.tvm_ffi} and {tvm_ffi.__version__} is "
+            f"installed; run: pip install apache-tvm-ffi=={manifest.tvm_ffi}"
+        )
+
+
+def _provided_by_tvm(manifest: Manifest) -> bool:
+    """Whether an imported ``tvm`` has brought the same runtime; refuses a different one."""
+    version = getattr(sys.modules.get("tvm"), "__version__", None)
+    if version is None:
+        return False
+    if version != manifest.tvm:
+        raise DeviceError(
+            f"this process has imported tvm {version} and the bundle carries the runtime of "
+            f"{manifest.tvm}; load the bundle in a process that does not import tvm"
+        )
+    return True
+
+
+def _refuse_second_runtime(name: str) -> None:
+    if any(library._hybridc_name == name for library in _loaded.values()):  # type: ignore[attr-defined]
+        raise DeviceError(
+            "a bundle with another build of the TVM runtime is loaded in this process; load the "
+            "two in separate processes or compile both with one version of hybridc"
+        )
+
+
+def load_library(name: str, data: memoryview) -> Any:
+    """A compiled part as a ``tvm_ffi.Module``."""
+    loader = tvm_ffi.get_global_func("ffi.Module.load_from_file.so")
+    with memory_file(name, data) as path:
+        return loader(path, "so")
+
+
+@contextmanager
+def memory_file(name: str, data: memoryview) -> Iterator[str]:
+    """A path under which ``data`` can be loaded, valid inside the ``with`` block."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    descriptor = os.memfd_create(os.path.basename(name), flags)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        yield _unique_path(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unique_path(descriptor: int) -> str:
+    """A path of the descriptor that this process has not used before.
+
+    The dynamic loader takes two equal paths for the same library, and descriptors get reused. So
+    each path spells a running number with components that lead nowhere.
+    """
+    number = next(_path_numbers)
+    detour = "".join("./" if digit == "0" else ".//" for digit in f"{number:b}")
+    return f"/proc/self/fd/{detour}{descriptor}"

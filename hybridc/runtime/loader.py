@@ -1,0 +1,141 @@
+"""Load a bundle and call it.
+
+model = hybridc.load("model.hyb")
+outputs = model(x=array)               # or model.run({"x": array})
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from hybridc.bundle.manifest import Manifest, TensorSpec
+from hybridc.bundle.read import Bundle, open_bundle
+from hybridc.bundle.tensors import Array
+from hybridc.errors import UsageError
+from hybridc.runtime.executor import Executor, LoadedPart
+from hybridc.runtime.inputs import InputReader
+from hybridc.runtime.library import load_library, load_runtime
+from hybridc.runtime.machine import require
+
+
+class Model:
+    """A loaded bundle. May be called from several threads at once.
+
+    Attributes:
+        manifest: The bundle's description.
+    """
+
+    def __init__(self, manifest: Manifest, parts: list[LoadedPart]) -> None:
+        self.manifest = manifest
+        self._parts: list[LoadedPart] | None = parts
+        self._reader = InputReader(manifest)
+        self._names = [spec.name for spec in manifest.outputs]
+        self._idle: deque[Executor] = deque([Executor(manifest, parts)])
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs' names, element types and shapes, in order."""
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs' names, element types and shapes, in order."""
+        return self.manifest.outputs
+
+    @property
+    def plan(self) -> dict[str, tuple[str, ...]]:
+        """Names of the ONNX nodes that run on each device."""
+        nodes: dict[str, tuple[str, ...]] = {}
+        for part in self.manifest.parts:
+            nodes[part.device] = nodes.get(part.device, ()) + part.nodes
+        return nodes
+
+    def __call__(self, **arrays: Any) -> dict[str, Array]:
+        """Run the model on arrays given by input name; see :meth:`run`."""
+        return self.run(arrays)
+
+    def run(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
+        """Run the model.
+
+        Args:
+            arrays: For each input a numpy array or a DLPack tensor in host memory, of exactly the
+                type and shape in :attr:`inputs`.
+
+        Returns:
+            A numpy array for each output by name. The arrays are the caller's to keep.
+
+        Raises:
+            UsageError: An input is missing, unknown, or has the wrong type or shape; or the
+                model was closed.
+        """
+        results = self.run_tensors(self._reader.read(arrays))
+        return dict(zip(self._names, map(np.from_dlpack, results), strict=True))
+
+    def run_tensors(self, tensors: list[Any]) -> list[Any]:
+        """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors."""
+        if self._parts is None:
+            raise UsageError("this model was closed; load the bundle again")
+        try:
+            executor = self._idle.pop()
+        except IndexError:
+            executor = Executor(self.manifest, self._parts)
+        try:
+            return executor.run(tensors)
+        finally:
+            self._idle.append(executor)
+
+    def close(self) -> None:
+        """Release code and weights. Arrays returned before stay valid."""
+        self._parts = None
+        self._idle.clear()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def load(path: str | os.PathLike[str]) -> Model:
+    """Load a bundle: a folder or a ``.hyb`` file.
+
+    The checksums of everything that is used are checked first.
+
+    Raises:
+        UsageError: There is nothing at ``path``.
+        BundleError: The bundle is damaged or of a newer schema.
+        DeviceError: This machine lacks something that the bundle needs; the message says what.
+    """
+    return load_bundle(open_bundle(path))
+
+
+def load_bundle(bundle: Bundle) -> Model:
+    """Load an opened bundle; see :func:`load`."""
+    manifest = bundle.manifest
+    for device in manifest.devices:
+        require(device)
+    for architecture in dict.fromkeys(device.architecture for device in manifest.devices):
+        load_runtime(bundle, architecture)
+    arrays = bundle.tensors(manifest.weights)
+    weights = {name: tvm_ffi.from_dlpack(array) for name, array in arrays.items()}
+    return Model(
+        manifest, [_load_part(bundle, index, weights) for index in range(len(manifest.parts))]
+    )
+
+
+def _load_part(bundle: Bundle, index: int, weights: Mapping[str, Any]) -> LoadedPart:
+    spec = bundle.manifest.parts[index]
+    library = load_library(spec.library, bundle.read(spec.library))
+    return LoadedPart(spec, library, tvm_ffi.Array([weights[name] for name in spec.weights]))

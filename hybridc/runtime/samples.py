@@ -1,0 +1,63 @@
+"""Run a bundle's stored samples and measure how far the results are from the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridc.bundle.read import Bundle
+from hybridc.bundle.tensors import Array
+from hybridc.runtime.loader import load_bundle
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """How far one output was from its reference.
+
+    Attributes:
+        sample: Index of the sample.
+        output: Name of the output.
+        error: Largest difference relative to the reference's largest magnitude; infinity where
+            shapes, types, or the places of NaN and infinity differ.
+        within: Whether that is within the bundle's tolerance.
+    """
+
+    sample: int
+    output: str
+    error: float
+    within: bool
+
+
+def run_samples(bundle: Bundle) -> list[OutputError]:
+    """Load a bundle, run all its samples and compare; one entry per sample and output."""
+    errors: list[OutputError] = []
+    with load_bundle(bundle) as model:
+        for index, sample in enumerate(bundle.manifest.samples):
+            results = model.run(bundle.tensors(sample.inputs))
+            for name, expected in bundle.tensors(sample.outputs).items():
+                error = relative_error(results[name], expected)
+                within = error <= bundle.manifest.tolerance
+                errors.append(OutputError(index, name, error, within))
+    return errors
+
+
+def relative_error(actual: Array, expected: Array) -> float:
+    """Largest difference relative to the largest magnitude of ``expected``.
+
+    Integers and booleans must be equal. NaN and infinity must stand in the same places.
+    """
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return float("inf")
+    if actual.size == 0 or np.array_equal(actual, expected):
+        return 0.0
+    if expected.dtype.kind not in "fc":
+        return float("inf")
+    finite = np.isfinite(expected)
+    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
+        return float("inf")
+    left, right = actual[finite].astype(np.float64), expected[finite].astype(np.float64)
+    if not np.isfinite(left).all():
+        return float("inf")
+    scale = float(np.abs(right).max(initial=0.0)) or 1.0
+    return float(np.abs(left - right).max(initial=0.0)) / scale

@@ -1,0 +1,78 @@
+"""The order of the passes, and the check that follows each one of a third party."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from hybridc.passes.drop_stale_shapes import DropStaleShapes
+from hybridc.passes.fold_constants import FoldConstants
+from hybridc.passes.infer_shapes import InferShapes
+from hybridc.passes.name_nodes import NameNodes
+from hybridc.passes.simplify import Simplify
+from onnx_ir.passes.common import (
+    IdentityEliminationPass,
+    InlinePass,
+    LiftConstantsToInitializersPass,
+    RemoveInitializersFromInputsPass,
+    RemoveUnusedNodesPass,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of the pipeline.
+
+    Attributes:
+        name: What it does, for progress lines and reports.
+        make: Makes the pass.
+        optional: Whether the model compiles without it, so that its failure is only reported.
+    """
+
+    name: str
+    make: Callable[[], ir.passes.PassBase]
+    optional: bool = False
+
+
+STEPS = (
+    Step("drop stale shapes", DropStaleShapes),
+    Step("name nodes", NameNodes),
+    Step("inline functions", InlinePass),
+    Step("initializers that are also inputs", RemoveInitializersFromInputsPass),
+    Step("simplify", Simplify, optional=True),
+    Step("name new nodes", NameNodes),
+    Step("lift constants", lambda: LiftConstantsToInitializersPass(True, 0)),
+    Step("infer shapes", InferShapes, optional=True),
+    Step("fold constants", FoldConstants),
+    Step("infer shapes of folded", InferShapes, optional=True),
+    Step("fold shapes", FoldConstants),
+    Step("remove identities", IdentityEliminationPass),
+    Step("remove unused nodes", RemoveUnusedNodesPass),
+)
+
+
+def run_passes(model: ir.Model) -> tuple[ir.Model, list[str]]:
+    """Run all passes.
+
+    Returns:
+        The resulting model, and a line for each optional step that failed and was left out.
+    """
+    notes: list[str] = []
+    for step in STEPS:
+        if not step.optional:
+            model = step.make()(model).model
+            continue
+        backup = model.clone()
+        try:
+            model = step.make()(model).model
+        except Exception as error:  # a third party's step may fail in any way
+            model = backup
+            notes.append(f"step '{step.name}' was left out: {_first_line(error)}")
+    return model, notes
+
+
+def _first_line(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(cause).__name__

@@ -1,0 +1,45 @@
+"""Simplify the model with onnxsim: constant folding and ONNX's own graph optimizations.
+
+The result is checked before it is taken: it must be valid and have the same inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+MAX_BYTES = 1 << 30
+"""Models with more initializer bytes than this do not fit a protobuf message comfortably."""
+
+
+class Simplify(ir.passes.FunctionalPass):
+    """onnxsim over models of up to :data:`MAX_BYTES`; larger ones pass unchanged."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Simplify; raises what onnxsim raises."""
+        import onnxsim
+
+        total = sum(
+            value.const_value.nbytes
+            for value in model.graph.initializers.values()
+            if value.const_value is not None
+        )
+        if total > MAX_BYTES:
+            return ir.passes.PassResult(model, modified=False)
+        proto = ir.to_proto(model)
+        simplified, _ = onnxsim.simplify(proto, check_n=0, certify=False)
+        onnx.checker.check_model(simplified)
+        _check_interface(proto.graph, simplified.graph)
+        return ir.passes.PassResult(ir.from_proto(simplified), modified=True)
+
+
+def _check_interface(before: onnx.GraphProto, after: onnx.GraphProto) -> None:
+    for kind in ("input", "output"):
+        old = [(value.name, _element_type(value)) for value in getattr(before, kind)]
+        new = [(value.name, _element_type(value)) for value in getattr(after, kind)]
+        if old != new:
+            raise ir.passes.PostconditionError(f"onnxsim changed the model's {kind}s")
+
+
+def _element_type(value: onnx.ValueInfoProto) -> int:
+    return value.type.tensor_type.elem_type

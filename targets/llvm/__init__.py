@@ -1,0 +1,54 @@
+"""The llvm target: CPUs, by way of LLVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hybridc.targets.protocol import Artifact, Compatibility, Found
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class LlvmTarget:
+    """CPUs of any architecture that LLVM makes code for."""
+
+    kind: str = "llvm"
+
+    def check(self, specification: str) -> None:
+        """Refuse a processor that LLVM does not know."""
+        from hybridc.targets.llvm.cpu import parse_cpu
+
+        parse_cpu(specification)
+
+    def build(self, module: tvm.IRModule, specification: str) -> Artifact:
+        """Compile a lowered part to a shared library."""
+        from hybridc.targets.llvm.build import build
+        from hybridc.targets.llvm.cpu import parse_cpu
+
+        return build(module, parse_cpu(specification))
+
+    def runtime_library(self, stem: str, specification: str) -> bytes:
+        """A library of TVM's runtime for the CPU's architecture."""
+        from hybridc.targets.llvm.cpu import parse_cpu
+        from hybridc.targets.llvm.runtime_library import runtime_library
+
+        return runtime_library(stem, parse_cpu(specification).architecture)
+
+    def compatibility(self, specification: str) -> Compatibility:
+        """The architecture and instruction-set flags that the code needs."""
+        from hybridc.targets.llvm.cpu import parse_cpu
+
+        cpu = parse_cpu(specification)
+        return Compatibility(cpu.name, cpu.architecture, cpu.kernel_flags)
+
+    def probe(self) -> list[Found]:
+        """This machine's CPU."""
+        from hybridc.targets.llvm.probe import probe
+
+        return probe()
+
+
+TARGET = LlvmTarget()

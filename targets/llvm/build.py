@@ -1,0 +1,84 @@
+"""From a Relax module to a shared library.
+
+lowered -> legalize -> fuse -> schedule -> relax alignment -> plan memory -> LLVM -> link
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+import tvm
+from hybridc.targets.llvm.alignment import accept_any_alignment
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.link import linker_for
+from hybridc.targets.llvm.memory import planned_bytes
+from hybridc.targets.llvm.schedules import schedule_module
+from hybridc.targets.protocol import Artifact
+from tvm import relax
+
+_EXTRA_FUNCTION = re.compile(r"\btvm\.contrib\.|\bvm\.builtin\.(?:sample|multinomial)")
+"""Names of functions that live in TVM's second runtime library (sorting, random numbers)."""
+
+
+def build(module: tvm.IRModule, cpu: Cpu) -> Artifact:
+    """Compile a lowered part for a CPU.
+
+    Raises:
+        DeviceError: No linker for the CPU's architecture is installed.
+    """
+    link = linker_for(cpu)
+    with cpu.target:
+        module = fuse(module, cpu)
+        module = schedule_module(module, cpu)
+        module = accept_any_alignment(module)
+        module = _finalize(module)
+        executable = relax.build(module, cpu.target, relax_pipeline=_nothing)
+    with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
+        path = Path(folder) / "part.so"
+        executable.export_library(str(path), fcompile=link, workspace_dir=folder)
+        library = path.read_bytes()
+    extra = _EXTRA_FUNCTION.search(module.script(show_meta=False)) is not None
+    stems = ("tvm_runtime", "tvm_runtime_extra") if extra else ("tvm_runtime",)
+    return Artifact(library, planned_bytes(module), stems)
+
+
+def fuse(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
+    """Legalize operators to tensor programs and fuse them into kernels."""
+    passes = [
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.CanonicalizeBindings(),
+        relax.backend.DispatchSortScan(),
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+    ]
+    with cpu.target:
+        return tvm.transform.Sequential(passes)(module)
+
+
+def _finalize(module: tvm.IRModule) -> tvm.IRModule:
+    """Plan memory and lower the graph to calls of the virtual machine."""
+    passes = [
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+        relax.transform.StaticPlanBlockMemory(),
+        relax.transform.LowerAllocTensor(),
+        relax.transform.KillAfterLastUse(),
+        relax.transform.LowerRuntimeBuiltin(),
+        relax.transform.ComputePrimValue(),
+        relax.transform.VMShapeLower(),
+        relax.transform.AttachGlobalSymbol(),
+    ]
+    return tvm.transform.Sequential(passes)(module)
+
+
+@tvm.transform.module_pass(opt_level=0, name="Nothing")
+def _nothing(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    return module

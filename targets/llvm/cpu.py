@@ -1,0 +1,157 @@
+"""The CPU that code is made for: what LLVM is told, and what the loading machine must have.
+
+A specification is the part after ``llvm:`` on the command line:
+
+    (nothing)            this machine's architecture at its portable level
+                         (x86-64-v3, or armv8-a on aarch64)
+    x86-64-v2 ... -v4    a level of the x86-64 psABI
+    aarch64              armv8-a with NEON
+    znver3, neoverse-n1  any processor that LLVM knows
+    host                 exactly this machine: fast here, perhaps not loadable elsewhere
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hybridc.errors import UsageError
+
+PORTABLE_LEVEL = {"x86_64": "x86-64-v3", "aarch64": "aarch64"}
+
+KERNEL_FLAGS = {
+    "x86_64": {
+        "avx": "avx",
+        "avx2": "avx2",
+        "avx512bf16": "avx512_bf16",
+        "avx512bitalg": "avx512_bitalg",
+        "avx512bw": "avx512bw",
+        "avx512cd": "avx512cd",
+        "avx512dq": "avx512dq",
+        "avx512f": "avx512f",
+        "avx512fp16": "avx512_fp16",
+        "avx512ifma": "avx512ifma",
+        "avx512vbmi": "avx512vbmi",
+        "avx512vbmi2": "avx512_vbmi2",
+        "avx512vl": "avx512vl",
+        "avx512vnni": "avx512_vnni",
+        "avx512vpopcntdq": "avx512_vpopcntdq",
+        "avxvnni": "avx_vnni",
+        "amx-bf16": "amx_bf16",
+        "amx-int8": "amx_int8",
+        "amx-tile": "amx_tile",
+        "bmi": "bmi1",
+        "bmi2": "bmi2",
+        "f16c": "f16c",
+        "fma": "fma",
+        "lzcnt": "abm",
+        "movbe": "movbe",
+        "popcnt": "popcnt",
+        "sse3": "pni",
+        "sse4.1": "sse4_1",
+        "sse4.2": "sse4_2",
+        "ssse3": "ssse3",
+    },
+    "aarch64": {
+        "bf16": "bf16",
+        "dotprod": "asimddp",
+        "fullfp16": "asimdhp",
+        "i8mm": "i8mm",
+        "lse": "atomics",
+        "neon": "asimd",
+        "sve": "sve",
+        "sve2": "sve2",
+    },
+}
+"""LLVM's name of an instruction-set feature to the Linux kernel's name in /proc/cpuinfo.
+
+Features left out only tune the code or never occur in it."""
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One CPU to make code for.
+
+    Attributes:
+        name: The specification, with ``host`` and the default already resolved.
+        architecture: ``x86_64`` or ``aarch64``, as ``uname -m`` prints it.
+        llvm_name: LLVM's processor name.
+    """
+
+    name: str
+    architecture: str
+    llvm_name: str
+
+    @property
+    def triple(self) -> str:
+        """LLVM target triple."""
+        return f"{self.architecture}-linux-gnu"
+
+    @cached_property
+    def target(self) -> Any:
+        """The ``tvm.target.Target``."""
+        import tvm
+
+        kind = {"kind": "llvm", "mtriple": self.triple, "mcpu": self.llvm_name}
+        return tvm.target.Target(kind)
+
+    @cached_property
+    def llvm_features(self) -> frozenset[str]:
+        """LLVM's names of the features that the code may use."""
+        from tvm.target import codegen
+
+        return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(self.target))
+
+    @property
+    def kernel_flags(self) -> tuple[str, ...]:
+        """Flags that /proc/cpuinfo of the loading machine must list, sorted."""
+        names = KERNEL_FLAGS[self.architecture]
+        return tuple(sorted(names[name] for name in self.llvm_features if name in names))
+
+    @property
+    def vector_bytes(self) -> int:
+        """Width of a vector register."""
+        if self.architecture == "aarch64":
+            return 16
+        widths = (("avx512f", 64), ("avx", 32))
+        return next((width for name, width in widths if name in self.llvm_features), 16)
+
+    @property
+    def vector_registers(self) -> int:
+        """Number of vector registers."""
+        wide = self.architecture == "aarch64" or "avx512vl" in self.llvm_features
+        return 32 if wide else 16
+
+
+def parse_cpu(specification: str) -> Cpu:
+    """The CPU that a specification names.
+
+    Raises:
+        UsageError: LLVM does not know a processor of that name.
+    """
+    from tvm.target import codegen
+
+    here = platform.machine()
+    name = specification or PORTABLE_LEVEL.get(here, "")
+    if name == "host":
+        return Cpu(f"host:{codegen.llvm_get_system_cpu()}", here, codegen.llvm_get_system_cpu())
+    if name == "aarch64":
+        return Cpu(name, "aarch64", "generic")
+    for architecture in PORTABLE_LEVEL:
+        probe = _known_names(architecture)
+        if name in probe and name != "generic":
+            return Cpu(name, architecture, name)
+    raise UsageError(
+        f"LLVM knows no processor {specification!r}; give a level (x86-64-v2, x86-64-v3, "
+        "x86-64-v4, aarch64), a processor such as znver3 or neoverse-n1, or host"
+    )
+
+
+def _known_names(architecture: str) -> frozenset[str]:
+    import tvm
+    from tvm.target import codegen
+
+    target = tvm.target.Target({"kind": "llvm", "mtriple": f"{architecture}-linux-gnu"})
+    return frozenset(str(name) for name in codegen.llvm_get_cpu_archlist(target))
