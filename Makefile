@@ -1,0 +1,48 @@
+# make demo    compile two models and read the text in a picture
+# make test    everything that CI runs
+# make help    the other targets
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types fast format clean system
+
+help:  ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: system $(STAMP)  ## Read the text in a picture with two compiled models.
+	$(BIN)/python examples/ocr/main.py
+
+test: system $(STAMP) lint types  ## Lint, type-check, and run all tests.
+	$(BIN)/python -m pytest
+
+fast: $(STAMP)  ## Run the tests that take seconds.
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP)  ## Check style.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## Type-check the installed package.
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --target $(VENV)/typed --upgrade .
+	cd $(VENV)/typed && ../bin/mypy --config-file ../../pyproject.toml -p hybridc
+
+format:  ## Format the code.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove what was made here.
+	rm -rf $(VENV) build .cache demo-output *.egg-info
+
+# A C linker is all that is needed beside Python; lld links for other architectures.
+system:
+	@tools/system-packages
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[test]"
+	touch $@

@@ -1,0 +1,45 @@
+"""The operator table: every ONNX operator that hybridc lowers, one file per family.
+
+To add an operator, write a small function in the family's file and a row in its ``OPERATORS``.
+A row with a higher ``since`` takes over from that opset version on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hybridc.lowering.call import Converter, Operator
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """Converters by domain, operator and opset."""
+
+    rows: tuple[Operator, ...]
+    _index: dict[tuple[str, str], list[Operator]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for row in sorted(self.rows, key=lambda row: row.since):
+            self._index.setdefault((row.domain, row.name), []).append(row)
+
+    def find(self, domain: str, name: str, opset: int) -> Converter | None:
+        """The converter for an operator at an opset version, or ``None``."""
+        rows = self._index.get((domain, name), [])
+        fitting = [row for row in rows if row.since <= opset]
+        return fitting[-1].convert if fitting else None
+
+
+def default_table() -> OperatorTable:
+    """The table of all operators that hybridc knows."""
+    from hybridc.lowering.ops import (
+        convolution,
+        elementwise,
+        linear,
+        movement,
+        normalization,
+        pooling,
+        reduction,
+    )
+
+    families = (convolution, elementwise, linear, movement, normalization, pooling, reduction)
+    return OperatorTable(tuple(row for family in families for row in family.OPERATORS))

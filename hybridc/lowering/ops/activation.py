@@ -1,0 +1,174 @@
+"""Activations and elementary functions of one input, as scalar functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi, sqrt
+from typing import Any
+
+from tvm import relax, tirx
+
+from hybridc.lowering.call import Call, Converter, Operator, Unsupported
+from hybridc.lowering.ops.common import (
+    HALF_TYPES,
+    broadcast_shape,
+    element_type,
+    map_elements,
+    number,
+    same_dim,
+)
+from hybridc.lowering.value import Expression
+
+ScalarFunction = Callable[..., Any]
+
+
+def functionnumber(function: ScalarFunction, name: str, **defaults: float) -> Converter:
+    """Converter for a scalar function of the input and of float attributes with defaults.
+
+    Half-precision elements are computed in float32: TVM has not every function in float16.
+    """
+
+    def convert(call: Call) -> Expression:
+        dtype = call.dtype(0)
+        work = "float32" if dtype in HALF_TYPES else dtype
+        options = {
+            key: tirx.const(float(call.attribute(key, value)), work)
+            for key, value in defaults.items()
+        }
+        return map_elements(
+            call,
+            lambda x: function(x.astype(work), **options),
+            call.value(0),
+            dtype=dtype,
+            name=name,
+        )
+
+    return convert
+
+
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent of a ``tirx`` expression, exact to the last digits near zero too.
+
+    LLVM's is a difference of exponentials in float32, which cancels there; three terms of the
+    series do not, and up to 0.1 the fourth is below half a unit in the last place.
+    """
+    if element_type(x) != "float32":
+        return tirx.tanh(x)
+    square = x * x
+    series = x * (number(1, x) + square * (number(-1 / 3, x) + square * number(2 / 15, x)))
+    return tirx.Select(tirx.abs(x) < number(0.1, x), series, tirx.tanh(x))
+
+
+def _softplus(x: Any) -> Any:
+    # exp of a large argument overflows, exp(-|x|) never does.
+    return tirx.max(x, number(0, x)) + tirx.log(number(1, x) + tirx.exp(-tirx.abs(x)))
+
+
+def _hard_sigmoid(x: Any, alpha: Any, beta: Any) -> Any:
+    return tirx.max(number(0, x), tirx.min(number(1, x), alpha * x + beta))
+
+
+def _hard_swish(x: Any) -> Any:
+    return x * _hard_sigmoid(x, number(1 / 6, x), number(0.5, x))
+
+
+def _leaky_relu(x: Any, alpha: Any) -> Any:
+    return tirx.Select(x < number(0, x), alpha * x, x)
+
+
+def _elu(x: Any, alpha: Any) -> Any:
+    return tirx.Select(x < number(0, x), alpha * (tirx.exp(x) - number(1, x)), x)
+
+
+def _selu(x: Any, alpha: Any, gamma: Any) -> Any:
+    return gamma * _elu(x, alpha)
+
+
+def _celu(x: Any, alpha: Any) -> Any:
+    return tirx.Select(x < number(0, x), alpha * (tirx.exp(x / alpha) - number(1, x)), x)
+
+
+def _shrink(x: Any, bias: Any, lambd: Any) -> Any:
+    return tirx.Select(x < -lambd, x + bias, tirx.Select(x > lambd, x - bias, number(0, x)))
+
+
+def _gelu_erf(x: Any) -> Any:
+    return number(0.5, x) * x * (number(1, x) + tirx.erf(x * number(sqrt(0.5), x)))
+
+
+def _gelu_tanh(x: Any) -> Any:
+    inner = number(sqrt(2 / pi), x) * (x + number(0.044715, x) * x * x * x)
+    return number(0.5, x) * x * (number(1, x) + tanh(inner))
+
+
+def gelu(call: Call) -> Expression:
+    """Gelu, exact or by the tanh approximation that the model asks for."""
+    approximate = call.attribute("approximate", "none")
+    if approximate not in ("none", "tanh"):
+        raise Unsupported(f"Gelu with approximate={approximate!r}")
+    function = _gelu_erf if approximate == "none" else _gelu_tanh
+    return functionnumber(function, "gelu")(call)
+
+
+def relu(call: Call) -> Expression:
+    """The larger of zero and the input."""
+    return call.emit(relax.op.nn.relu(call.tensor(0)))
+
+
+def parametric_relu(call: Call) -> Expression:
+    """Relu with a slope for negative inputs that broadcasts to the input's shape."""
+    result = broadcast_shape(call.shape(0), call.shape(1))
+    data = call.shape(0)
+    if len(result) != len(data) or not all(map(same_dim, result, data)):
+        raise Unsupported("PRelu's slope must broadcast to the shape of the data")
+
+    def function(x: Any, slope: Any) -> Any:
+        return tirx.Select(x < number(0, x), slope * x, x)
+
+    return map_elements(call, function, call.value(0), call.value(1), name="prelu")
+
+
+ACTIVATIONS: tuple[Operator, ...] = (
+    Operator("Relu", relu),
+    Operator("PRelu", parametric_relu),
+    Operator("Gelu", gelu),
+    Operator("LeakyRelu", functionnumber(_leaky_relu, "leaky_relu", alpha=0.01)),
+    Operator("Elu", functionnumber(_elu, "elu", alpha=1.0)),
+    Operator(
+        "Selu", functionnumber(_selu, "selu", alpha=1.6732632423543772, gamma=1.0507009873554805)
+    ),
+    Operator("Celu", functionnumber(_celu, "celu", alpha=1.0)),
+    Operator(
+        "ThresholdedRelu",
+        functionnumber(
+            lambda x, alpha: tirx.Select(x > alpha, x, number(0, x)), "thresholded_relu", alpha=1.0
+        ),
+    ),
+    Operator("Shrink", functionnumber(_shrink, "shrink", bias=0.0, lambd=0.5)),
+    Operator("HardSigmoid", functionnumber(_hard_sigmoid, "hard_sigmoid", alpha=0.2, beta=0.5)),
+    Operator("HardSwish", functionnumber(_hard_swish, "hard_swish")),
+    Operator("Sigmoid", functionnumber(tirx.sigmoid, "sigmoid")),
+    Operator(
+        "Swish", functionnumber(lambda x, alpha: x * tirx.sigmoid(alpha * x), "swish", alpha=1.0)
+    ),
+    Operator("Softplus", functionnumber(_softplus, "softplus")),
+    Operator("Softsign", functionnumber(lambda x: x / (number(1, x) + tirx.abs(x)), "softsign")),
+    Operator("Mish", functionnumber(lambda x: x * tanh(_softplus(x)), "mish")),
+    Operator("Tanh", functionnumber(tirx.tanh, "tanh")),
+    Operator("Erf", functionnumber(tirx.erf, "erf")),
+    Operator("Exp", functionnumber(tirx.exp, "exp")),
+    Operator("Log", functionnumber(tirx.log, "log")),
+    Operator("Sqrt", functionnumber(tirx.sqrt, "sqrt")),
+    Operator("Reciprocal", functionnumber(lambda x: number(1, x) / x, "reciprocal")),
+    Operator("Sin", functionnumber(tirx.sin, "sin")),
+    Operator("Cos", functionnumber(tirx.cos, "cos")),
+    Operator("Tan", functionnumber(tirx.tan, "tan")),
+    Operator("Asin", functionnumber(tirx.asin, "asin")),
+    Operator("Acos", functionnumber(tirx.acos, "acos")),
+    Operator("Atan", functionnumber(tirx.atan, "atan")),
+    Operator("Sinh", functionnumber(tirx.sinh, "sinh")),
+    Operator("Cosh", functionnumber(tirx.cosh, "cosh")),
+    Operator("Asinh", functionnumber(tirx.asinh, "asinh")),
+    Operator("Acosh", functionnumber(tirx.acosh, "acosh")),
+    Operator("Atanh", functionnumber(tirx.atanh, "atanh")),
+)

@@ -1,0 +1,250 @@
+"""What several operator families share: broadcasting, element-wise kernels, axes, windows.
+
+Dimensions may be symbolic. Two of them count as equal only when that can be proved, and a
+broadcast whose outcome would depend on a run-time size is refused rather than guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import tvm
+from tvm import relax, te, tirx
+
+from hybridc.lowering.call import Call, Unsupported, as_dim, as_expression
+from hybridc.lowering.value import Constant, Dim, Expression, Value
+
+HALF_TYPES = ("float16", "bfloat16")
+"""Types whose sums are accumulated in float32."""
+
+
+def simplify(dim: Dim) -> Dim:
+    """A dimension in its simplest form: an int where it is constant.
+
+    Every variable in a dimension is a size, hence not negative.
+    """
+    if isinstance(dim, int):
+        return dim
+    return as_dim(_analyzer(dim).simplify(dim))
+
+
+def same_dim(left: Dim, right: Dim) -> bool:
+    """Whether two dimensions are equal for all sizes."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    return as_dim(simplify(as_expression(left) - as_expression(right))) == 0
+
+
+def at_least(dim: Dim, bound: int) -> bool:
+    """Whether a dimension can be proved to be ``bound`` or more."""
+    if isinstance(dim, int):
+        return dim >= bound
+    return bool(_analyzer(dim).can_prove(dim >= bound))
+
+
+def _analyzer(dim: Any) -> Any:
+    analyzer = tvm.sym.Analyzer()
+    for variable in variables(dim):
+        analyzer.bind(variable, tvm.ir.Range(0, 1 << 40))
+    return analyzer
+
+
+def variables(dim: Dim) -> list[Any]:
+    """The symbolic variables of a dimension."""
+    return [] if isinstance(dim, int) else list(tirx.analysis.undefined_vars(dim))
+
+
+def product(dims: Sequence[Dim]) -> Dim:
+    """Product of dimensions; 1 for none."""
+    total: Dim = 1
+    for dim in dims:
+        total = total * dim
+    return simplify(total)
+
+
+def ceil_divide(dim: Dim, divisor: int) -> Dim:
+    """A dimension over a positive divisor, rounded up."""
+    if isinstance(dim, int):
+        return -(-dim // divisor)
+    return simplify(tirx.floordiv(dim + divisor - 1, divisor))
+
+
+def floor_divide(dim: Dim, divisor: Dim) -> Dim:
+    """A dimension over a positive divisor, rounded down."""
+    if isinstance(dim, int) and isinstance(divisor, int):
+        return dim // divisor
+    return simplify(tirx.floordiv(as_expression(dim), as_expression(divisor)))
+
+
+def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Common shape by numpy's rule; refuses if it depends on a run-time size."""
+    rank = max(len(shape) for shape in shapes)
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(_broadcast_dim(dims) for dims in zip(*padded, strict=True))
+
+
+def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
+    result: Dim = 1
+    for dim in dims:
+        if same_dim(dim, 1) or same_dim(dim, result):
+            continue
+        if not same_dim(result, 1):
+            raise Unsupported(f"dimensions {result} and {dim} cannot be broadcast")
+        result = dim
+    return result
+
+
+def compute(shape: Sequence[Dim], element: Callable[..., Any], name: str) -> te.Tensor:
+    """``te.compute`` with int64 extents, so that index arithmetic has one type everywhere."""
+    return te.compute([as_expression(as_dim(dim)) for dim in shape], element, name=name)
+
+
+def element_type(item: Any) -> str:
+    """numpy's type name of a ``tirx`` expression or of the elements of a ``te`` tensor."""
+    return str(item.dtype if isinstance(item, te.Tensor) else item.ty.dtype)
+
+
+def number(value: float, like: Any) -> Any:
+    """An immediate of the same element type as ``like``."""
+    return tirx.const(value, element_type(like))
+
+
+def reduce_axis(extent: Dim, name: str) -> Any:
+    """``te.reduce_axis`` from zero with an int64 extent."""
+    return te.reduce_axis((tirx.const(0, "int64"), as_expression(as_dim(extent))), name=name)
+
+
+def map_elements(
+    call: Call,
+    function: Callable[..., Any],
+    *values: Value,
+    dtype: str | None = None,
+    name: str = "elementwise",
+) -> Expression:
+    """One kernel that applies ``function`` to the broadcast elements of ``values``.
+
+    Constants of one element become immediates, so that no memory is read for them.
+
+    Args:
+        call: The node being lowered.
+        function: Scalar function over ``tirx`` expressions.
+        values: Its arguments, of any shapes that broadcast.
+        dtype: Element type that the result is cast to, if given.
+        name: Name of the kernel.
+
+    Returns:
+        Tensor of the broadcast shape.
+    """
+    shape = broadcast_shape(*(value_shape(call, value) for value in values))
+    tensors = [call.materialize(value) for value in values if immediate(value) is None]
+
+    def kernel(*arrays: te.Tensor) -> te.Tensor:
+        remaining = iter(arrays)
+        readers = [_reader(value, remaining) for value in values]
+
+        def element(*index: Any) -> Any:
+            result = function(*(read(index) for read in readers))
+            return result if dtype is None else result.astype(dtype)
+
+        return compute(shape, element, name)
+
+    return call.emit_te(kernel, *tensors, primfunc_name_hint=name)
+
+
+def _reader(value: Value, arrays: Any) -> Callable[[Sequence[Any]], Any]:
+    scalar = immediate(value)
+    if scalar is not None:
+        return lambda _index: scalar
+    array = next(arrays)
+    return lambda index: read_broadcast(array, index)
+
+
+def read_broadcast(array: te.Tensor, index: Sequence[Any]) -> Any:
+    """Element of ``array`` under an index of the shape that it is broadcast to."""
+    own = index[len(index) - len(array.shape) :]
+    pairs = zip(own, array.shape, strict=True)
+    return array(*(0 if as_dim(dim) == 1 else i for i, dim in pairs))
+
+
+def immediate(value: Value) -> Any | None:
+    """A constant of one element as a ``tirx`` immediate; ``None`` for any other value."""
+    if isinstance(value, Constant) and value.array.size == 1:
+        return tirx.const(value.array.reshape(()).item(), str(value.array.dtype))
+    return None
+
+
+def value_shape(call: Call, value: Value) -> tuple[Dim, ...]:
+    """Shape of any lowered value."""
+    return Call(call.node, [value], call.opset, call.builder, call.weight).shape(0)
+
+
+def elementwise_operand(value: Value, rank: int) -> Value:
+    """A constant of one element as a scalar, where that leaves a result of ``rank`` alone.
+
+    TVM's binary operators turn scalar constants into immediates, but not tensors of one element.
+    """
+    if isinstance(value, Constant) and value.array.size == 1 and value.array.ndim <= rank:
+        return relax.const(value.array.reshape(()), str(value.array.dtype))
+    return value
+
+
+def reshape(call: Call, value: Value, shape: Sequence[Dim]) -> Value:
+    """A value in another shape; a constant stays one, under a name of its own."""
+    if isinstance(value, Constant) and all(isinstance(dim, int) for dim in shape):
+        suffix = "x".join(str(dim) for dim in shape)
+        return Constant(f"{value.name}.as_{suffix}", value.array.reshape(tuple(shape)))
+    dims = [as_expression(dim) for dim in shape]
+    return call.emit(relax.op.reshape(call.materialize(value), dims))
+
+
+def per_channel(call: Call, value: Value, rank: int) -> Expression:
+    """A vector of one element per channel, shaped to broadcast over ``(N, C, ...)``."""
+    channels = value_shape(call, value)[0]
+    return call.materialize(reshape(call, value, (1, channels) + (1,) * (rank - 2)))
+
+
+def cast(call: Call, tensor: Expression, dtype: str) -> Expression:
+    """A tensor in another element type; the tensor itself if it has that type already."""
+    if str(tensor.ty.dtype) == dtype:
+        return tensor
+    return call.emit(relax.op.astype(tensor, dtype))
+
+
+def derived_constant(call: Call, suffix: str, array: np.ndarray[Any, Any]) -> Constant:
+    """A constant that lowering makes, named after the node's first output."""
+    return Constant(f"{call.node.outputs[0].name}.{suffix}", np.ascontiguousarray(array))
+
+
+def normalize_axes(axes: Sequence[int], rank: int) -> list[int]:
+    """Axes counted from the front, in the order given; refuses those out of range or repeated."""
+    result = [int(axis) + rank if axis < 0 else int(axis) for axis in axes]
+    if any(not 0 <= axis < rank for axis in result) or len(set(result)) != len(result):
+        raise Unsupported(f"axes {list(axes)} are not valid for rank {rank}")
+    return result
+
+
+def optional_axes(call: Call, index: int) -> list[int] | None:
+    """Axes from input ``index`` or else from the attribute; ``None`` if neither is given."""
+    if call.has(index):
+        return [int(axis) for axis in np.ravel(call.constant(index, "axes"))]
+    axes = call.attribute("axes")
+    return None if axes is None else [int(axis) for axis in axes]
+
+
+def dtype_name(data_type: int) -> str:
+    """numpy's name of an ONNX element type given by number; refuses strings and the like."""
+    try:
+        name = str(ir.DataType(data_type).numpy().name)
+    except (TypeError, ValueError) as error:
+        raise Unsupported(f"element type {data_type} cannot be compiled") from error
+    if name.startswith(("object", "str", "complex", "int4", "uint4", "int2", "uint2", "float4")):
+        raise Unsupported(f"element type {name} cannot be compiled")
+    return name
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a numpy type name is one of a floating-point type."""
+    return dtype.startswith(("float", "bfloat"))

@@ -1,0 +1,110 @@
+"""Operators that make tensors from sizes and values: constants, ranges, one-hot, identity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import te, tirx
+
+from hybridc.lowering.call import Call, Operator, Unsupported
+from hybridc.lowering.ops.common import (
+    at_least,
+    compute,
+    derived_constant,
+    dtype_name,
+    simplify,
+)
+from hybridc.lowering.value import Constant, Dim, Expression
+
+
+def constant(call: Call) -> Constant:
+    """The tensor that the node holds."""
+    for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+        value = call.attribute(name)
+        if value is not None:
+            return derived_constant(call, "value", _array(name, value))
+    raise Unsupported("a Constant of strings or of a sparse tensor")
+
+
+def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
+    if name == "value":
+        return np.asarray(value.numpy())
+    return np.array(value, np.float32 if "float" in name else np.int64)
+
+
+def constant_of_shape(call: Call) -> Expression:
+    """A tensor of one value everywhere, float32 zero unless told."""
+    shape = call.integers(0, "the shape of ConstantOfShape")
+    value = call.attribute("value")
+    array = np.zeros(1, np.float32) if value is None else np.asarray(value.numpy())
+    filler = tirx.const(array.reshape(()).item(), str(array.dtype))
+    return call.emit_te(
+        lambda: compute(shape, lambda *_: filler, name="full"), primfunc_name_hint="full"
+    )
+
+
+def arange(call: Call) -> Expression:
+    """Numbers from a start to a limit by a step."""
+    if all(isinstance(call.value(i), Constant) for i in range(3)):
+        start, limit, step = (call.constant(i, "a bound of Range").item() for i in range(3))
+        dtype = call.dtype(0)
+        count = max(int(np.ceil((limit - start) / step)), 0)
+        array = (start + np.arange(count) * step).astype(dtype)
+        return call.materialize(derived_constant(call, "range", array))
+    start, limit, step = (call.integers(i, "a bound of Range")[0] for i in range(3))
+    if not isinstance(step, int) or step <= 0:
+        raise Unsupported("Range whose step is not a positive constant")
+    count = simplify(tirx.floordiv(limit - start + step - 1, step))
+    if not at_least(count, 0):
+        count = simplify(tirx.max(count, 0))
+    dtype = call.dtype(0)
+
+    def kernel() -> te.Tensor:
+        return compute((count,), lambda i: (start + i * step).astype(dtype), name="range")
+
+    return call.emit_te(kernel, primfunc_name_hint="range")
+
+
+def one_hot(call: Call) -> Expression:
+    """Vectors along a new axis with one of two values: "on" at the index, "off" elsewhere."""
+    depth: Dim = call.integers(1, "the depth of OneHot")[0]
+    rank = call.rank(0) + 1
+    axis = int(call.attribute("axis", -1))
+    if not -rank <= axis < rank:
+        raise Unsupported(f"axis {axis} is out of range for rank {rank}")
+    axis = axis + rank if axis < 0 else axis
+    shape = list(call.shape(0))
+    shape.insert(axis, depth)
+
+    def kernel(indices: te.Tensor, values: te.Tensor) -> te.Tensor:
+        def element(*index: Any) -> Any:
+            wanted = indices(*index[:axis], *index[axis + 1 :]).astype("int64")
+            wanted = tirx.Select(wanted < 0, wanted + depth, wanted)
+            return tirx.Select(wanted == index[axis], values(1), values(0))
+
+        return compute(shape, element, name="one_hot")
+
+    return call.emit_te(kernel, call.tensor(0), call.tensor(2), primfunc_name_hint="one_hot")
+
+
+def eye_like(call: Call) -> Expression:
+    """A matrix of the input's shape with ones on a diagonal."""
+    dtype = call.attribute("dtype")
+    name = call.dtype(0) if dtype is None else dtype_name(dtype)
+    diagonal = int(call.attribute("k", 0))
+    shape = call.shape(0)
+
+    def kernel() -> te.Tensor:
+        return compute(shape, lambda i, j: (j - i == diagonal).astype(name), name="eye")
+
+    return call.emit_te(kernel, primfunc_name_hint="eye")
+
+
+CREATION: tuple[Operator, ...] = (
+    Operator("Constant", constant),
+    Operator("ConstantOfShape", constant_of_shape),
+    Operator("Range", arange),
+    Operator("OneHot", one_hot),
+    Operator("EyeLike", eye_like),
+)

@@ -1,0 +1,234 @@
+"""Pools over one to three spatial dimensions, and global pools.
+
+With ``ceil_mode`` the last window may begin inside the input and end behind the padding; ONNX drops
+windows that would begin behind the input. Elements behind the padding count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from hybridc.lowering.call import Call, Operator, Unsupported
+from hybridc.lowering.ops.common import (
+    HALF_TYPES,
+    cast,
+    ceil_divide,
+    compute,
+    element_type,
+    is_float,
+    number,
+    reduce_axis,
+    simplify,
+)
+from hybridc.lowering.ops.window import Window, pad_spatial, window_of
+from hybridc.lowering.value import Dim, Expression
+
+
+def max_pool(call: Call) -> Expression:
+    """Largest element of each window; padding never wins."""
+    if len(call.node.outputs) > 1:
+        raise Unsupported("MaxPool with the output Indices")
+    window, sizes = _geometry(call)
+
+    def kernel(data: te.Tensor) -> te.Tensor:
+        return _pool(data, window, sizes, te.max, te.min_value(data.dtype), "pool_max")
+
+    return call.emit_te(kernel, call.tensor(0), primfunc_name_hint="max_pool")
+
+
+def average_pool(call: Call) -> Expression:
+    """Mean of each window over the elements inside, or over the padding too if asked for."""
+    window, sizes = _geometry(call)
+    count = _counter(call, window, sizes)
+    dtype = call.dtype(0)
+
+    def kernel(data: te.Tensor) -> te.Tensor:
+        zero = number(0, data)
+        total = _pool(_widened(data), window, sizes, te.sum, zero.astype(_work(data)), "pool_sum")
+
+        def element(*index: Any) -> Any:
+            return (total(*index) / count(index[2:]).astype(element_type(total))).astype(dtype)
+
+        return compute(total.shape, element, name="pool_avg")
+
+    return call.emit_te(kernel, call.tensor(0), primfunc_name_hint="avg_pool")
+
+
+def lp_pool(call: Call) -> Expression:
+    """p-norm of each window."""
+    window, sizes = _geometry(call)
+    order = int(call.attribute("p", 2))
+    dtype = call.dtype(0)
+
+    def kernel(data: te.Tensor) -> te.Tensor:
+        wide = _widened(data)
+        powers = compute(wide.shape, lambda *i: _absolute_power(wide(*i), order), name="powers")
+        zero = number(0, wide)
+        total = _pool(powers, window, sizes, te.sum, zero, "pool_sum")
+        return compute(total.shape, lambda *i: root(total(*i), order).astype(dtype), name="pool_lp")
+
+    return call.emit_te(kernel, call.tensor(0), primfunc_name_hint="lp_pool")
+
+
+def _absolute_power(x: Any, order: int) -> Any:
+    if order == 1:
+        return tirx.abs(x)
+    if order == 2:
+        return x * x
+    return tirx.power(tirx.abs(x), number(order, x))
+
+
+def root(x: Any, order: int) -> Any:
+    """The ``order``-th root of a ``tirx`` expression that is not negative."""
+    if order == 1:
+        return x
+    return tirx.sqrt(x) if order == 2 else tirx.power(x, number(1 / order, x))
+
+
+def _work(data: te.Tensor) -> str:
+    return "float32" if str(data.dtype) in HALF_TYPES else str(data.dtype)
+
+
+def _widened(data: te.Tensor) -> te.Tensor:
+    if _work(data) == str(data.dtype):
+        return data
+    return compute(data.shape, lambda *i: data(*i).astype(_work(data)), name="widened")
+
+
+def _geometry(call: Call) -> tuple[Window, tuple[Dim, ...]]:
+    """The window and the number of windows along each spatial dimension."""
+    kernel = call.attribute("kernel_shape")
+    window = window_of(call, kernel)
+    sizes = call.shape(0)[2:]
+    if not call.attribute("ceil_mode", 0):
+        return window, window.output(sizes)
+    if not all(isinstance(size, int) for size in sizes):
+        raise Unsupported("ceil_mode needs a static shape")
+    rounded = zip(sizes, window.before, window.after, window.extents, window.strides, strict=True)
+    return window, tuple(_rounded_up(*one) for one in rounded)
+
+
+def _rounded_up(size: int, before: int, after: int, extent: int, stride: int) -> int:
+    count = ceil_divide(size + before + after - extent, stride) + 1
+    return count - 1 if (count - 1) * stride >= size + before else count
+
+
+def _pool(
+    data: te.Tensor,
+    window: Window,
+    sizes: Sequence[Dim],
+    combine: Callable[..., Any],
+    neutral: Any,
+    name: str,
+) -> te.Tensor:
+    """Combine the elements of each window; those outside the input are ``neutral``."""
+    behind = [
+        _missing(*one)
+        for one in zip(
+            sizes, window.strides, window.extents, window.before, data.shape[2:], strict=True
+        )
+    ]
+    padded = pad_spatial(data, window.before, behind, neutral)
+    taps = [reduce_axis(taps, name=f"r{i}") for i, taps in enumerate(window.kernel)]
+
+    def element(*index: Any) -> Any:
+        source = [
+            y * stride + tap * dilation
+            for y, stride, tap, dilation in zip(
+                index[2:], window.strides, taps, window.dilations, strict=True
+            )
+        ]
+        return combine(padded(*index[:2], *source), axis=taps)
+
+    return compute((*data.shape[:2], *sizes), element, name=name)
+
+
+def _missing(outputs: Dim, stride: int, extent: int, before: int, inputs: Dim) -> Dim:
+    """How many elements behind the input the last window reads."""
+    short = simplify((outputs - 1) * stride + extent - before - inputs)
+    return max(short, 0) if isinstance(short, int) else simplify(tirx.max(short, 0))
+
+
+def _counter(call: Call, window: Window, sizes: Sequence[Dim]) -> Callable[[Sequence[Any]], Any]:
+    """A function from an output position to the number of elements that its mean is over."""
+    inputs = call.shape(0)[2:]
+    padded = bool(call.attribute("count_include_pad", 0))
+
+    def along(axis: int, position: Any) -> Any:
+        low = 0 if padded else window.before[axis]
+        high = simplify(inputs[axis] + window.before[axis] + (window.after[axis] if padded else 0))
+        taps, dilation = window.kernel[axis], window.dilations[axis]
+        start = position * window.strides[axis]
+        whole = (sizes[axis] - 1) * window.strides[axis] + window.extents[axis]
+        reaches_behind = not _at_most(whole, high)
+        if low == 0 and not reaches_behind:
+            return tirx.const(taps, "int64")
+        first = tirx.max(0, tirx.floordiv(low - start + dilation - 1, dilation))
+        last = tirx.min(taps, tirx.floordiv(high - start + dilation - 1, dilation))
+        return (last - first).astype("int64")
+
+    def count(index: Sequence[Any]) -> Any:
+        return reduce(lambda a, b: a * b, (along(i, y) for i, y in enumerate(index)))
+
+    return count
+
+
+def _at_most(dim: Dim, bound: Dim) -> bool:
+    difference = simplify(bound - dim)
+    return isinstance(difference, int) and difference >= 0
+
+
+def _spatial_axes(call: Call) -> list[int]:
+    if call.rank(0) < 2:
+        raise Unsupported("a global pool needs a batch and a channel dimension")
+    return list(range(2, call.rank(0)))
+
+
+def global_average_pool(call: Call) -> Expression:
+    """Mean over all spatial dimensions, which stay as ones."""
+    dtype = call.dtype(0)
+    wide = "float32" if dtype in HALF_TYPES else dtype
+    data = cast(call, call.tensor(0), wide)
+    result = call.emit(relax.op.mean(data, axis=_spatial_axes(call), keepdims=True))
+    return cast(call, result, dtype)
+
+
+def global_max_pool(call: Call) -> Expression:
+    """Largest element over all spatial dimensions, which stay as ones."""
+    return call.emit(relax.op.max(call.tensor(0), axis=_spatial_axes(call), keepdims=True))
+
+
+def global_lp_pool(call: Call) -> Expression:
+    """p-norm over all spatial dimensions, which stay as ones."""
+    dtype = call.dtype(0)
+    order = int(call.attribute("p", 2))
+    axes = _spatial_axes(call)
+    if not is_float(dtype):
+        raise Unsupported(f"GlobalLpPool of {dtype}")
+
+    def kernel(data: te.Tensor) -> te.Tensor:
+        wide = _widened(data)
+        reducers = [reduce_axis(data.shape[axis], name=f"r{axis}") for axis in axes]
+        shape = [*data.shape[:2], *(1 for _ in axes)]
+        total = compute(
+            shape,
+            lambda n, c, *_: te.sum(_absolute_power(wide(n, c, *reducers), order), axis=reducers),
+            name="pool_sum",
+        )
+        return compute(shape, lambda *i: root(total(*i), order).astype(dtype), name="pool_lp")
+
+    return call.emit_te(kernel, call.tensor(0), primfunc_name_hint="global_lp_pool")
+
+
+OPERATORS: tuple[Operator, ...] = (
+    Operator("MaxPool", max_pool),
+    Operator("AveragePool", average_pool),
+    Operator("LpPool", lp_pool),
+    Operator("GlobalAveragePool", global_average_pool),
+    Operator("GlobalMaxPool", global_max_pool),
+    Operator("GlobalLpPool", global_lp_pool),
+)

@@ -1,0 +1,193 @@
+"""Reductions along axes: sums and the like, arg-extrema, running sums, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax, te, topi
+
+from hybridc.lowering.call import Call, Converter, Operator, Unsupported
+from hybridc.lowering.ops.common import (
+    HALF_TYPES,
+    cast,
+    compute,
+    is_float,
+    normalize_axes,
+    optional_axes,
+    product,
+    reshape,
+)
+from hybridc.lowering.value import Expression, Value
+
+Step = Callable[[Expression], Expression]
+
+
+def reduction(reduce: Callable[..., Expression], before: Step | None = None) -> Converter:
+    """Converter for a reduction with axes as an attribute or as the second input.
+
+    Args:
+        reduce: A Relax reduction with arguments ``axis`` and ``keepdims``.
+        before: What is applied to each element first.
+    """
+
+    def convert(call: Call) -> Value:
+        axes = optional_axes(call, 1) or []
+        if not axes and call.attribute("noop_with_empty_axes", 0):
+            return call.value(0) if before is None else call.emit(before(call.tensor(0)))
+        dtype = call.dtype(0)
+        data = cast(call, call.tensor(0), _accumulator(dtype))
+        if before is not None:
+            data = call.emit(before(data))
+        return cast(call, _reduced(call, reduce, data, axes), dtype)
+
+    return convert
+
+
+def _accumulator(dtype: str) -> str:
+    if dtype == "bool":
+        return "uint8"
+    return "float32" if dtype in HALF_TYPES else dtype
+
+
+def _reduced(
+    call: Call, reduce: Callable[..., Expression], data: Expression, axes: list[int]
+) -> Expression:
+    rank = call.rank(0)
+    if rank == 0:
+        return data
+    axes = normalize_axes(axes or list(range(rank)), rank)
+    keep = bool(call.attribute("keepdims", 1))
+    return call.emit(reduce(data, axis=axes, keepdims=keep))
+
+
+def _mean(data: Expression, axis: list[int], keepdims: bool) -> Expression:
+    if not is_float(str(data.ty.dtype)):
+        raise Unsupported("the mean of integers")
+    return relax.op.mean(data, axis=axis, keepdims=keepdims)
+
+
+def then(convert: Converter, function: Step) -> Converter:
+    """Converter that applies a function to each element of another converter's result."""
+    return lambda call: call.emit(function(convert(call)))
+
+
+def _square(data: Expression) -> Expression:
+    return relax.op.multiply(data, data)
+
+
+def log_sum_exp(call: Call) -> Value:
+    """Logarithm of the sum of exponentials, shifted by the maximum so that none overflows."""
+    axes = optional_axes(call, 1) or []
+    if not axes and call.attribute("noop_with_empty_axes", 0):
+        return call.value(0)
+    dtype, rank = call.dtype(0), call.rank(0)
+    if rank == 0:
+        return call.value(0)
+    axes = normalize_axes(axes or list(range(rank)), rank)
+    data = cast(call, call.tensor(0), _accumulator(dtype))
+    largest = call.emit(relax.op.max(data, axis=axes, keepdims=True))
+    shifted = call.emit(relax.op.exp(call.emit(relax.op.subtract(data, largest))))
+    total = call.emit(relax.op.sum(shifted, axis=axes, keepdims=True))
+    result = call.emit(relax.op.add(call.emit(relax.op.log(total)), largest))
+    if not call.attribute("keepdims", 1):
+        result = call.emit(relax.op.squeeze(result, axes))
+    return cast(call, result, dtype)
+
+
+def arg_extremum(find: Callable[..., Any]) -> Converter:
+    """Converter for the position of an extreme element along an axis, as int64."""
+
+    def convert(call: Call) -> Expression:
+        axis = call.axis(0)
+        keep = bool(call.attribute("keepdims", 1))
+        last = bool(call.attribute("select_last_index", 0))
+
+        def kernel(data: te.Tensor) -> te.Tensor:
+            return find(data, axis, keep, last)
+
+        result = call.emit_te(kernel, call.tensor(0), primfunc_name_hint="arg_extremum")
+        return cast(call, result, "int64")
+
+    return convert
+
+
+def running_sum(call: Call) -> Expression:
+    """Sum of the elements up to each one along an axis, which is the second input."""
+    axis = normalize_axes([int(call.constant(1, "axis").item())], call.rank(0))[0]
+    dtype = call.dtype(0)
+    backwards = bool(call.attribute("reverse", 0))
+    exclusive = bool(call.attribute("exclusive", 0))
+    data = call.tensor(0)
+    if backwards:
+        data = call.emit(relax.op.flip(data, axis))
+    result = call.emit(relax.op.cumsum(data, axis, dtype=dtype, exclusive=exclusive))
+    return call.emit(relax.op.flip(result, axis)) if backwards else result
+
+
+def along_axis(function: Callable[[Call, Expression, int], Expression]) -> Converter:
+    """Converter for a function along one axis (opset 13)."""
+    return lambda call: function(call, call.tensor(0), call.axis(-1))
+
+
+def flattened(function: Callable[[Call, Expression, int], Expression]) -> Converter:
+    """Converter for a function over all dimensions from an axis on (below opset 13)."""
+
+    def convert(call: Call) -> Expression:
+        axis, shape = call.axis(1), call.shape(0)
+        if axis == len(shape) - 1:
+            return function(call, call.tensor(0), axis)
+        matrix = reshape(call, call.value(0), (product(shape[:axis]), product(shape[axis:])))
+        return reshape(call, function(call, call.materialize(matrix), 1), shape)
+
+    return convert
+
+
+def _softmax(call: Call, data: Expression, axis: int) -> Expression:
+    dtype = str(data.ty.dtype)
+    wide = cast(call, data, _accumulator(dtype))
+    return cast(call, call.emit(relax.op.nn.softmax(wide, axis)), dtype)
+
+
+def _log_softmax(call: Call, data: Expression, axis: int) -> Expression:
+    dtype = str(data.ty.dtype)
+    wide = cast(call, data, _accumulator(dtype))
+    return cast(call, call.emit(relax.op.nn.log_softmax(wide, axis)), dtype)
+
+
+def _hardmax(call: Call, data: Expression, axis: int) -> Expression:
+    def kernel(array: te.Tensor) -> te.Tensor:
+        winner = topi.argmax(array, axis, True)
+
+        def element(*index: Any) -> Any:
+            position = winner(*(0 if i == axis else own for i, own in enumerate(index)))
+            return (position == index[axis]).astype(array.dtype)
+
+        return compute(array.shape, element, name="hardmax")
+
+    return call.emit_te(kernel, data, primfunc_name_hint="hardmax")
+
+
+_SUM = reduction(relax.op.sum)
+
+OPERATORS: tuple[Operator, ...] = (
+    Operator("ReduceSum", _SUM),
+    Operator("ReduceMean", reduction(_mean)),
+    Operator("ReduceMax", reduction(relax.op.max)),
+    Operator("ReduceMin", reduction(relax.op.min)),
+    Operator("ReduceProd", reduction(relax.op.prod)),
+    Operator("ReduceL1", reduction(relax.op.sum, relax.op.abs)),
+    Operator("ReduceL2", then(reduction(relax.op.sum, _square), relax.op.sqrt)),
+    Operator("ReduceLogSum", then(_SUM, relax.op.log)),
+    Operator("ReduceLogSumExp", log_sum_exp),
+    Operator("ReduceSumSquare", reduction(relax.op.sum, _square)),
+    Operator("ArgMax", arg_extremum(topi.argmax)),
+    Operator("ArgMin", arg_extremum(topi.argmin)),
+    Operator("CumSum", running_sum),
+    Operator("Softmax", flattened(_softmax)),
+    Operator("Softmax", along_axis(_softmax), since=13),
+    Operator("LogSoftmax", flattened(_log_softmax)),
+    Operator("LogSoftmax", along_axis(_log_softmax), since=13),
+    Operator("Hardmax", flattened(_hardmax)),
+    Operator("Hardmax", along_axis(_hardmax), since=13),
+)

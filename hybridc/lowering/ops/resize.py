@@ -1,0 +1,266 @@
+"""Resize and Upsample: interpolation that is separable over the axes.
+
+Each resized axis maps an output position to a position in the input, and that to a few taps with
+weights. The arithmetic is ONNX Runtime's, in float32 and in the same order, because a rounding
+difference can move the nearest element. Where the sizes are known it is done here with numpy, and
+the kernel reads taps and weights from small tables; otherwise it is part of the kernel. A nearest
+element that is just an integer quotient of the position becomes that quotient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import te, tirx
+
+from hybridc.lowering.call import Call, Operator, Unsupported, as_expression
+from hybridc.lowering.ops.common import (
+    HALF_TYPES,
+    compute,
+    derived_constant,
+    is_float,
+    normalize_axes,
+    simplify,
+)
+from hybridc.lowering.ops.coordinates import (
+    NUMPY,
+    TIRX,
+    Axis,
+    Interpolation,
+    Taps,
+    taps_of,
+)
+from hybridc.lowering.value import Dim, Value
+
+
+def resize(call: Call) -> Value:
+    """Resize by scales or to sizes (opset 11 and later)."""
+    if call.attribute("antialias", 0):
+        raise Unsupported("Resize with antialias")
+    how = Interpolation(
+        mode=call.attribute("mode", "nearest"),
+        transformation=call.attribute("coordinate_transformation_mode", "half_pixel"),
+        nearest=call.attribute("nearest_mode", "round_prefer_floor"),
+        cubic=float(call.attribute("cubic_coeff_a", -0.75)),
+        exclude_outside=bool(call.attribute("exclude_outside", 0)),
+        extrapolation=float(call.attribute("extrapolation_value", 0.0)),
+    )
+    axes = call.attribute("axes")
+    chosen = normalize_axes(axes if axes is not None else range(call.rank(0)), call.rank(0))
+    return _interpolate(call, how, _axes(call, how, chosen))
+
+
+def resize_10(call: Call) -> Value:
+    """Resize by scales, with positions divided by the scale (opset 10)."""
+    scales = call.constant(1, "the scales of Resize").astype(np.float32)
+    return _scaled(call, call.attribute("mode", "nearest"), scales)
+
+
+def upsample_attributes(call: Call) -> Value:
+    """Upsample by scales as an attribute (opset 7)."""
+    scales = np.array(call.attribute("scales"), np.float32)
+    return _scaled(call, call.attribute("mode", "nearest"), scales)
+
+
+def _scaled(call: Call, mode: str, scales: Sequence[np.float32]) -> Value:
+    how = Interpolation(mode=mode, transformation="asymmetric", nearest="simple")
+    sizes = call.shape(0)
+    axes = [
+        Axis(size, _scaled_size(size, scale), scale)
+        for size, scale in zip(sizes, scales, strict=True)
+    ]
+    return _interpolate(call, how, axes)
+
+
+def _axes(call: Call, how: Interpolation, chosen: Sequence[int]) -> list[Axis]:
+    """How each axis of the input is resized; those not ``chosen`` stay."""
+    result = [Axis(size, size, np.float32(1)) for size in call.shape(0)]
+    regions = _regions(call, how, len(chosen))
+    given = call.has(2) and call.shape(2) != (0,)
+    if given:
+        scales = call.constant(2, "the scales of Resize").astype(np.float32)
+        if len(scales) != len(chosen):
+            raise Unsupported("Resize with a wrong number of scales")
+        outputs: list[Dim] = [
+            _scaled_size(result[axis].size, scale)
+            for axis, scale in zip(chosen, scales, strict=True)
+        ]
+    else:
+        outputs = call.integers(3, "the sizes of Resize")
+        scales, outputs = _scales_of_sizes(call, [result[axis].size for axis in chosen], outputs)
+    for axis, output, scale, region in zip(chosen, outputs, scales, regions, strict=True):
+        result[axis] = Axis(result[axis].size, output, scale, region)
+    return result
+
+
+def _regions(call: Call, how: Interpolation, count: int) -> list[tuple[Any, Any]]:
+    if how.transformation != "tf_crop_and_resize":
+        return [(np.float32(0), np.float32(1))] * count
+    region = call.constant(1, "the region of Resize").astype(np.float32)
+    return list(zip(region[:count], region[count:], strict=True))
+
+
+def _scaled_size(size: Dim, scale: np.float32) -> Dim:
+    """``floor(size * scale)``, multiplied in float32."""
+    if isinstance(size, int):
+        return int(np.floor(np.float32(size) * scale))
+    if not float(scale).is_integer():
+        raise Unsupported("Resize of a symbolic dimension by a scale that is not whole")
+    return simplify(size * int(scale))
+
+
+def _scales_of_sizes(
+    call: Call, sizes: Sequence[Dim], outputs: Sequence[Dim]
+) -> tuple[list[Any], list[Dim]]:
+    """Scales that lead to given sizes, and the sizes as the aspect-ratio policy corrects them."""
+    policy = call.attribute("keep_aspect_ratio_policy", "stretch")
+    known = all(isinstance(dim, int) for dim in (*sizes, *outputs))
+    if not known and policy != "stretch":
+        raise Unsupported(f"{policy} needs a static shape")
+    if not known:
+        return [_ratio(out, size) for out, size in zip(outputs, sizes, strict=True)], list(outputs)
+    scales = [np.float32(out) / np.float32(size) for out, size in zip(outputs, sizes, strict=True)]
+    if policy == "stretch":
+        return scales, list(outputs)
+    if policy not in ("not_larger", "not_smaller"):
+        raise Unsupported(f"keep_aspect_ratio_policy {policy!r}")
+    scale = min(scales) if policy == "not_larger" else max(scales)
+    rounded = [int(np.floor(np.float32(scale * np.float32(size)) + 0.5)) for size in sizes]
+    return [scale] * len(scales), rounded
+
+
+def _ratio(output: Dim, size: Dim) -> Any:
+    if isinstance(output, int) and isinstance(size, int):
+        return np.float32(output) / np.float32(size)
+    ratio = simplify(as_expression(output) - as_expression(size))
+    if isinstance(ratio, int) and ratio == 0:
+        return np.float32(1)
+    return as_expression(output).astype("float32") / as_expression(size).astype("float32")
+
+
+def _interpolate(call: Call, how: Interpolation, axes: Sequence[Axis]) -> Value:
+    how.check()
+    resized = [i for i, axis in enumerate(axes) if not axis.unchanged(how)]
+    if not resized:
+        return call.value(0)
+    if how.mode != "nearest" and not is_float(call.dtype(0)):
+        raise Unsupported(f"{how.mode} Resize of {call.dtype(0)}")
+    plans = {i: _plan(call, how, axes[i], i) for i in resized}
+    tables = [table for plan in plans.values() for table in plan.tables]
+    shape = [axis.output for axis in axes]
+
+    def kernel(data: te.Tensor, *arrays: te.Tensor) -> te.Tensor:
+        remaining = iter(arrays)
+        taps = {i: plan.bind(remaining) for i, plan in plans.items()}
+        return _compute(data, shape, taps, how)
+
+    operands = [call.tensor(0), *(call.materialize(table) for table in tables)]
+    return call.emit_te(kernel, *operands, primfunc_name_hint="resize")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one axis finds its taps: from tables, or by a formula of the output position."""
+
+    formula: Callable[[Any], Taps] | None = None
+    tables: list[Value] = field(default_factory=list)
+
+    def bind(self, arrays: Any) -> Callable[[Any], Taps]:
+        """The function from an output position to its taps, given the tables as tensors."""
+        if self.formula is not None:
+            return self.formula
+        own = [next(arrays) for _ in self.tables]
+        places, weights = own[0], own[1] if len(own) > 1 else None
+
+        def read(position: Any) -> Taps:
+            count = int(places.shape[1])
+            return Taps(
+                tuple(places(position, i) for i in range(count)),
+                None if weights is None else tuple(weights(position, i) for i in range(count)),
+            )
+
+        return read
+
+
+def _plan(call: Call, how: Interpolation, axis: Axis, number: int) -> _Plan:
+    if not axis.known:
+        quotient = _whole_quotient(how, axis)
+        return _Plan(quotient or (lambda position: taps_of(how, axis, position, TIRX)))
+    positions = np.arange(axis.output, dtype=np.int64)
+    taps = taps_of(how, axis, positions, NUMPY)
+    if how.mode == "nearest" and not how.extrapolates:
+        step = axis.output // axis.size if axis.size else 0
+        if step and np.array_equal(taps.places[0], positions // step):
+            return _Plan(lambda position: Taps((tirx.floordiv(position, step),), None))
+    tables: list[Value] = [
+        derived_constant(call, f"places{number}", np.stack(taps.places, 1).astype(np.int32))
+    ]
+    if taps.weights is not None:
+        weights = np.stack(np.broadcast_arrays(*taps.weights), 1).astype(np.float32)
+        tables.append(derived_constant(call, f"weights{number}", weights))
+    return _Plan(tables=tables)
+
+
+def _whole_quotient(how: Interpolation, axis: Axis) -> Callable[[Any], Taps] | None:
+    """``position // scale`` where that is what a symbolic axis comes to."""
+    if (
+        how.mode != "nearest"
+        or how.transformation != "asymmetric"
+        or how.nearest
+        not in (
+            "floor",
+            "simple",
+        )
+    ):
+        return None
+    if not isinstance(axis.scale, np.float32) or not float(axis.scale).is_integer():
+        return None
+    return lambda position: Taps((tirx.floordiv(position, int(axis.scale)),), None)
+
+
+def _compute(
+    data: te.Tensor,
+    shape: Sequence[Dim],
+    taps: dict[int, Callable[[Any], Taps]],
+    how: Interpolation,
+) -> te.Tensor:
+    """The kernel: a weighted sum over the taps of one axis inside that of another."""
+    work = "float32" if str(data.dtype) in HALF_TYPES else str(data.dtype)
+
+    def element(*index: Any) -> Any:
+        found = {i: function(index[i]) for i, function in taps.items()}
+        value = _sum(data, list(index), list(found.items()), work)
+        if how.extrapolates:
+            places = [place for one in found.values() for place in one.places]
+            filler = tirx.const(how.extrapolation, work)
+            value = tirx.if_then_else(tirx.any(*(p < 0 for p in places)), filler, value)
+        return value.astype(data.dtype)
+
+    return compute(shape, element, "resize")
+
+
+def _sum(data: te.Tensor, index: list[Any], taps: list[tuple[int, Taps]], work: str) -> Any:
+    if not taps:
+        return data(*index).astype(work)
+    (axis, own), rest = taps[0], taps[1:]
+    parts = [
+        _sum(data, [*index[:axis], place, *index[axis + 1 :]], rest, work) for place in own.places
+    ]
+    if own.weights is None:
+        return parts[0]
+    terms = [part * weight.astype(work) for part, weight in zip(parts, own.weights, strict=True)]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+RESIZING: tuple[Operator, ...] = (
+    Operator("Resize", resize_10),
+    Operator("Resize", resize, since=11),
+    Operator("Upsample", upsample_attributes),
+    Operator("Upsample", resize_10, since=9),
+)
