@@ -97,8 +97,6 @@ def command(
 
     devices = parse_targets(targets)
     options = Options(
-        model=model,
-        output=output,
         devices=devices,
         shapes=parse_shapes(shapes),
         pins=parse_pins(pins, [device.name for device in devices]),
@@ -106,7 +104,7 @@ def command(
         tolerance=tolerance,
         verify=not no_verify,
     )
-    report = compile_model(options, lambda line: click.echo(line, err=True))
+    report = compile_model(model, output, options, lambda line: click.echo(line, err=True))
     show(format_, _as_json(report), lambda: _as_lines(report))
 
 

@@ -51,12 +51,25 @@ def read_model(path: str | os.PathLike[str]) -> Source:
     proto = _parse(file)
     external = list(_external_files(proto, file))
     _check_opset(proto, file)
-    _check_valid(file)
+    _check_valid(str(file), file)
     try:
         model = ir.load(file)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
     return Source(file, model, _checksum([file, *external]))
+
+
+def source_of(proto: onnx.ModelProto) -> Source:
+    """A model that is in memory already, checked like one from a file.
+
+    Raises:
+        ModelError: It is not valid or of an opset out of range.
+    """
+    place = Path(proto.graph.name or "model")
+    _check_opset(proto, place)
+    _check_valid(proto, place)
+    digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    return Source(place, ir.from_proto(proto), digest)
 
 
 def _parse(file: Path) -> onnx.ModelProto:
@@ -123,9 +136,9 @@ def _check_opset(proto: onnx.ModelProto, file: Path) -> None:
         )
 
 
-def _check_valid(file: Path) -> None:
+def _check_valid(model: onnx.ModelProto | str, file: Path) -> None:
     try:
-        onnx.checker.check_model(str(file))
+        onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__

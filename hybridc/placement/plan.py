@@ -38,6 +38,10 @@ class Plan:
 
     parts: tuple[Part, ...]
 
+    def devices(self) -> list[Device]:
+        """Devices that run a part, each once."""
+        return list(dict.fromkeys(part.device for part in self.parts))
+
     def crossings(self) -> list[tuple[ir.Value, Device | None, Device]]:
         """Each tensor that a device reads and does not compute, with where it comes from.
 

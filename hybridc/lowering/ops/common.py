@@ -193,11 +193,24 @@ def elementwise_operand(value: Value, rank: int) -> Value:
 
 def reshape(call: Call, value: Value, shape: Sequence[Dim]) -> Value:
     """A value in another shape; a constant stays one, under a name of its own."""
+    if any(isinstance(dim, int) and dim == 0 for dim in shape):
+        # Relax's reshape reads a zero as "copy this dimension"; an empty tensor holds nothing.
+        tensor = call.materialize(value)
+        zero = tirx.const(0, str(tensor.ty.dtype))
+        return call.emit_te(lambda _: compute(shape, lambda *_: zero, "empty"), tensor)
     if isinstance(value, Constant) and all(isinstance(dim, int) for dim in shape):
         suffix = "x".join(str(dim) for dim in shape)
         return Constant(f"{value.name}.as_{suffix}", value.array.reshape(tuple(shape)))
     dims = [as_expression(dim) for dim in shape]
     return call.emit(relax.op.reshape(call.materialize(value), dims))
+
+
+def filled(call: Call, shape: Sequence[Dim], value: float, dtype: str) -> Expression:
+    """A tensor of one value everywhere."""
+    filler = tirx.const(value, dtype)
+    return call.emit_te(
+        lambda: compute(shape, lambda *_: filler, "full"), primfunc_name_hint="full"
+    )
 
 
 def per_channel(call: Call, value: Value, rank: int) -> Expression:

@@ -13,6 +13,7 @@ from hybridc.lowering.ops.common import (
     compute,
     derived_constant,
     dtype_name,
+    filled,
     simplify,
 )
 from hybridc.lowering.value import Constant, Dim, Expression
@@ -38,10 +39,7 @@ def constant_of_shape(call: Call) -> Expression:
     shape = call.integers(0, "the shape of ConstantOfShape")
     value = call.attribute("value")
     array = np.zeros(1, np.float32) if value is None else np.asarray(value.numpy())
-    filler = tirx.const(array.reshape(()).item(), str(array.dtype))
-    return call.emit_te(
-        lambda: compute(shape, lambda *_: filler, name="full"), primfunc_name_hint="full"
-    )
+    return filled(call, shape, array.reshape(()).item(), str(array.dtype))
 
 
 def arange(call: Call) -> Expression:

@@ -105,12 +105,29 @@ def _repeated(x: Any, count: int) -> Any:
 
 def modulo(call: Call) -> Expression:
     """Remainder with the divisor's sign, or with the dividend's sign if ``fmod`` is 1."""
-    floating = is_float(call.dtype(0))
+    dtype = call.dtype(0)
     truncated = bool(call.attribute("fmod", 0))
-    if floating and not truncated:
-        raise Unsupported("Mod of floating-point numbers needs fmod=1")
-    function = tirx.fmod if floating else tirx.truncmod if truncated else tirx.floormod
-    return map_elements(call, function, call.value(0), call.value(1), name="modulo")
+    if is_float(dtype):
+        function = _float_remainder if truncated else _float_modulo
+    else:
+        function = tirx.truncmod if truncated else tirx.floormod
+    return map_elements(call, function, call.value(0), call.value(1), dtype=dtype, name="modulo")
+
+
+def _float_remainder(x: Any, y: Any) -> Any:
+    # C's function is exact; a quotient times the divisor is not once the quotient is large.
+    work = "float64" if element_type(x) == "float64" else "float32"
+    name = "fmod" if work == "float64" else "fmodf"
+    return tirx.call_pure_extern(work, name, x.astype(work), y.astype(work))
+
+
+def _float_modulo(x: Any, y: Any) -> Any:
+    remainder = _float_remainder(x, y)
+    y, zero = y.astype(element_type(remainder)), number(0, remainder)
+    opposite = tirx.any(tirx.all(remainder < zero, y > zero), tirx.all(remainder > zero, y < zero))
+    signed_zero = tirx.Select(y < zero, -zero, zero)
+    result = tirx.Select(opposite, remainder + y, remainder)
+    return tirx.Select(remainder == zero, signed_zero, result)
 
 
 def sign(call: Call) -> Expression:
@@ -140,9 +157,22 @@ def is_infinite(call: Call) -> Expression:
 
 
 def bit_shift(call: Call) -> Expression:
-    """Shift of unsigned integers by the second input's bits."""
+    """Shift by the second input's bits; by all of them or more, only the sign remains."""
     left = call.attribute("direction") == "LEFT"
-    function = tirx.shift_left if left else tirx.shift_right
+    dtype = call.dtype(0)
+    signed = not dtype.startswith("uint")
+    bits = np.iinfo(dtype).bits
+
+    def function(x: Any, y: Any) -> Any:
+        # TVM fails on comparisons of uint32 and uint64 with constants.
+        wide, zero = y.astype("int64"), number(0, x)
+        inside = tirx.all(wide >= 0, wide < bits)
+        amount = tirx.Select(inside, y, zero)
+        sign_only = tirx.Select(x < zero, number(-1, x), zero) if signed else zero
+        if left:
+            return tirx.Select(inside, tirx.shift_left(x, amount), zero)
+        return tirx.Select(inside, tirx.shift_right(x, amount), sign_only)
+
     return map_elements(call, function, call.value(0), call.value(1), name="bit_shift")
 
 
@@ -212,6 +242,13 @@ def dropout(call: Call) -> tuple[Value, ...]:
     return call.value(0), mask
 
 
+def equal(x: Any, y: Any) -> Any:
+    """Whether two ``tirx`` expressions are equal; LLVM cannot compare booleans themselves."""
+    if element_type(x) == "bool":
+        return x.astype("uint8") == y.astype("uint8")
+    return x == y
+
+
 def where(call: Call) -> Expression:
     """Choice between the second and third input by the first."""
     values = (call.value(0), call.value(1), call.value(2))
@@ -242,16 +279,16 @@ _ARITHMETIC = (
 )
 
 _COMPARISON = (
-    Operator("Equal", scalar(lambda x, y: x == y, "equal", "bool")),
+    Operator("Equal", scalar(equal, "equal", "bool")),
     Operator("Greater", scalar(lambda x, y: x > y, "greater", "bool")),
     Operator("GreaterOrEqual", scalar(lambda x, y: x >= y, "greater_equal", "bool")),
     Operator("Less", scalar(lambda x, y: x < y, "less", "bool")),
     Operator("LessOrEqual", scalar(lambda x, y: x <= y, "less_equal", "bool")),
     Operator("And", scalar(lambda x, y: tirx.all(x, y), "logical_and", "bool")),
     Operator("Or", scalar(lambda x, y: tirx.any(x, y), "logical_or", "bool")),
-    Operator("Xor", scalar(lambda x, y: x != y, "logical_xor", "bool")),
+    Operator("Xor", scalar(lambda x, y: tirx.Not(equal(x, y)), "logical_xor", "bool")),
     Operator("Not", scalar(lambda x: tirx.Not(x), "logical_not", "bool")),
-    Operator("IsNaN", scalar(lambda x: x != x, "isnan", "bool")),
+    Operator("IsNaN", scalar(tirx.isnan, "isnan", "bool")),
     Operator("IsInf", is_infinite),
     Operator("Where", where),
 )

@@ -12,6 +12,7 @@ from hybridc.lowering.call import Call, Operator, Unsupported, as_expression
 from hybridc.lowering.ops.common import (
     at_least,
     broadcast_shape,
+    cast,
     compute,
     floor_divide,
     immediate,
@@ -313,11 +314,16 @@ def space_to_depth(call: Call) -> Value:
     """Blocks of pixels laid out as blocks of channels."""
     batch, channels, height, width = call.shape(0)
     block = int(call.attribute("blocksize"))
+    mode = call.attribute("mode", "DCR")
+    if mode not in ("DCR", "CRD"):
+        raise Unsupported(f"SpaceToDepth in the order {mode!r}")
 
     def read(n: Any, c: Any, y: Any, x: Any) -> list[Any]:
-        cell = tirx.floordiv(c, channels)
+        inner = channels if mode == "DCR" else block * block
+        outer, rest = tirx.floordiv(c, inner), tirx.floormod(c, inner)
+        cell, channel = (outer, rest) if mode == "DCR" else (rest, outer)
         row, column = tirx.floordiv(cell, block), tirx.floormod(cell, block)
-        return [n, tirx.floormod(c, channels), y * block + row, x * block + column]
+        return [n, channel, y * block + row, x * block + column]
 
     sizes = (floor_divide(height, block), floor_divide(width, block))
     shape = (batch, simplify(channels * block * block), *sizes)
@@ -371,15 +377,32 @@ def top_k_attribute(call: Call) -> tuple[Expression, Expression]:
     return _top_k(call, int(call.attribute("k")), True)
 
 
+_SORTABLE = {
+    "float16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+    "int8": "int32",
+    "int16": "int32",
+    "int32": "int32",
+    "int64": "int64",
+    "uint8": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+}
+"""Types that TVM's runtime sorts for each element type; all hold its values exactly."""
+
+
 def _top_k(call: Call, count: int, largest: bool) -> tuple[Expression, Expression]:
-    axis = call.axis(-1)
+    axis, dtype = call.axis(-1), call.dtype(0)
+    if dtype not in _SORTABLE:
+        raise Unsupported(f"TopK of {dtype}")
     size = call.shape(0)[axis]
     if not isinstance(size, int) or not 0 < count <= size:
         raise Unsupported(f"TopK of {count} from {size} elements")
-    pair = call.emit(
-        relax.op.topk(call.tensor(0), count, axis, "both", largest=largest, dtype="int64")
-    )
-    return tuple(call.emit(relax.TupleGetItem(pair, i)) for i in (0, 1))
+    data = cast(call, call.tensor(0), _SORTABLE[dtype])
+    pair = call.emit(relax.op.topk(data, count, axis, "both", largest, "int64"))
+    values, indices = (call.emit(relax.TupleGetItem(pair, i)) for i in (0, 1))
+    return cast(call, values, dtype), indices
 
 
 OPERATORS: tuple[Operator, ...] = (

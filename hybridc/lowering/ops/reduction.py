@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from tvm import relax, te, topi
 
 from hybridc.lowering.call import Call, Converter, Operator, Unsupported
@@ -12,11 +14,13 @@ from hybridc.lowering.ops.common import (
     HALF_TYPES,
     cast,
     compute,
+    filled,
     is_float,
     normalize_axes,
     optional_axes,
     product,
     reshape,
+    same_dim,
 )
 from hybridc.lowering.value import Expression, Value
 
@@ -58,7 +62,24 @@ def _reduced(
         return data
     axes = normalize_axes(axes or list(range(rank)), rank)
     keep = bool(call.attribute("keepdims", 1))
+    shape = call.shape(0)
+    if any(same_dim(shape[axis], 0) for axis in axes):
+        return _neutral(call, reduce, axes, str(data.ty.dtype))
     return call.emit(reduce(data, axis=axes, keepdims=keep))
+
+
+def _neutral(call: Call, reduce: Callable[..., Any], axes: list[int], dtype: str) -> Expression:
+    """The result of reducing no elements, which TVM's loops would leave unwritten."""
+    kept = [
+        1 if axis in axes else dim
+        for axis, dim in enumerate(call.shape(0))
+        if axis not in axes or call.attribute("keepdims", 1)
+    ]
+    floating = is_float(dtype)
+    lowest = -math.inf if floating else 0 if dtype == "uint8" else np.iinfo(dtype).min
+    highest = math.inf if floating else np.iinfo(dtype).max
+    values = {relax.op.sum: 0, relax.op.prod: 1, relax.op.max: lowest, relax.op.min: highest}
+    return filled(call, kept, values.get(reduce, math.nan), dtype)
 
 
 def _mean(data: Expression, axis: list[int], keepdims: bool) -> Expression:
@@ -86,6 +107,8 @@ def log_sum_exp(call: Call) -> Value:
         return call.value(0)
     axes = normalize_axes(axes or list(range(rank)), rank)
     data = cast(call, call.tensor(0), _accumulator(dtype))
+    if any(same_dim(dim, 0) for dim in call.shape(0)):
+        return cast(call, call.emit(relax.op.log(_reduced(call, relax.op.sum, data, axes))), dtype)
     largest = call.emit(relax.op.max(data, axis=axes, keepdims=True))
     shifted = call.emit(relax.op.exp(call.emit(relax.op.subtract(data, largest))))
     total = call.emit(relax.op.sum(shifted, axis=axes, keepdims=True))

@@ -1,0 +1,182 @@
+"""From built parts to a bundle's files: the manifest, the weights, the runtime, the samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import files, version
+from pathlib import Path
+
+import onnx_ir as ir
+
+import hybridc
+from hybridc.bundle.manifest import (
+    SCHEMA,
+    DeviceSpec,
+    Manifest,
+    PartSpec,
+    SampleSpec,
+    TensorSpec,
+    TransferSpec,
+)
+from hybridc.bundle.tensors import Array, encode
+from hybridc.bundle.write import BundleWriter
+from hybridc.frontend.read import Source
+from hybridc.frontend.shapes import model_inputs
+from hybridc.placement.plan import Part, Plan, value_bytes
+from hybridc.reference import Sample
+from hybridc.targets.protocol import Artifact, Device
+from hybridc.targets.registry import find_target
+
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class BuiltPart:
+    """A part with its code and the names that its weights are stored under."""
+
+    part: Part
+    artifact: Artifact
+    weights: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model compiled, not yet written.
+
+    Attributes:
+        source: The model as it was read.
+        model: The model after the passes.
+        plan: Where its parts run.
+        parts: The parts' code, in the plan's order.
+        weights: All weights by name, each once.
+        specs: Type and shape of every value that crosses a border.
+        dimensions: Range of each dynamic dimension.
+        tolerance: Largest error relative to an output's scale.
+    """
+
+    source: Source
+    model: ir.Model
+    plan: Plan
+    parts: tuple[BuiltPart, ...]
+    weights: Mapping[str, Array]
+    specs: Mapping[ir.Value, TensorSpec]
+    dimensions: Mapping[str, tuple[int, int]]
+    tolerance: float
+
+
+@dataclass
+class WeightPool:
+    """Weights by name; equal ones are stored once."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    names: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
+
+    def add(self, name: str, array: Array) -> str:
+        """Add a weight; returns the name it is stored under."""
+        content = array if array.flags.c_contiguous else array.copy()
+        digest = hashlib.sha256(content.reshape(-1).view("uint8").data).digest()
+        key = (array.dtype.name, array.shape, digest)
+        if key not in self.names:
+            self.names[key] = name
+            self.arrays[name] = array
+        return self.names[key]
+
+
+def describe(built: Built) -> Manifest:
+    """The manifest, but for its samples and files."""
+    devices = tuple(_device_spec(device, built.parts) for device in built.plan.devices())
+    return Manifest(
+        schema=f"{SCHEMA[0]}.{SCHEMA[1]}",
+        hybridc=hybridc.__version__,
+        tvm=version("apache-tvm"),
+        tvm_ffi=version("apache-tvm-ffi"),
+        model=built.source.path.name,
+        model_sha256=built.source.sha256,
+        inputs=tuple(built.specs[value] for value in model_inputs(built.model)),
+        outputs=tuple(built.specs[value] for value in built.model.graph.outputs),
+        dimensions=dict(built.dimensions),
+        devices=devices,
+        parts=tuple(_part_spec(item) for item in built.parts),
+        transfers=_transfers(built.plan),
+        runtime={d.architecture: _runtime_names(d.architecture, built.parts) for d in devices},
+        weights=WEIGHTS,
+        tolerance=built.tolerance,
+    )
+
+
+def _transfers(plan: Plan) -> tuple[TransferSpec, ...]:
+    return tuple(
+        TransferSpec(
+            str(value.name), source.name if source else "input", to.name, value_bytes(value)
+        )
+        for value, source, to in plan.crossings()
+    )
+
+
+def _device_spec(device: Device, parts: Sequence[BuiltPart]) -> DeviceSpec:
+    needs = find_target(device.kind).compatibility(device.specification)
+    memory = sum(item.artifact.memory_bytes for item in parts if item.part.device == device)
+    return DeviceSpec(
+        device.name, device.kind, needs.built_for, needs.architecture, needs.cpu_flags, memory
+    )
+
+
+def _part_spec(item: BuiltPart) -> PartSpec:
+    part = item.part
+    return PartSpec(
+        name=part.name,
+        device=part.device.name,
+        library=f"parts/{part.name}.so",
+        inputs=tuple(str(value.name) for value in part.inputs),
+        outputs=tuple(str(value.name) for value in part.outputs),
+        weights=item.weights,
+        nodes=tuple(str(node.name) for node in part.nodes),
+        memory_bytes=item.artifact.memory_bytes,
+    )
+
+
+def _runtime_names(architecture: str, parts: Sequence[BuiltPart]) -> tuple[str, ...]:
+    stems = dict.fromkeys(stem for item in parts for stem in item.artifact.runtime)
+    return tuple(f"lib/{architecture}/lib{stem}.so" for stem in stems)
+
+
+def write_bundle(
+    folder: Path, built: Built, manifest: Manifest, samples: Sequence[Sample]
+) -> Manifest:
+    """Write all files of a bundle into a folder; returns the manifest as written."""
+    writer = BundleWriter(folder)
+    for item, spec in zip(built.parts, manifest.parts, strict=True):
+        writer.put(spec.library, [item.artifact.library])
+    writer.put(WEIGHTS, encode(built.weights))
+    _write_runtime(writer, manifest, built.plan)
+    for name in ("LICENSE", "NOTICE"):
+        writer.put(name, [_license_text(name)])
+    stored = tuple(_write_sample(writer, i, sample) for i, sample in enumerate(samples))
+    return writer.finish(dataclasses.replace(manifest, samples=stored))
+
+
+def _write_runtime(writer: BundleWriter, manifest: Manifest, plan: Plan) -> None:
+    for device in plan.devices():
+        target = find_target(device.kind)
+        architecture = target.compatibility(device.specification).architecture
+        for name in manifest.runtime[architecture]:
+            if name not in writer.files:
+                stem = Path(name).stem.removeprefix("lib")
+                writer.put(name, [target.runtime_library(stem, device.specification)])
+
+
+def _license_text(name: str) -> bytes:
+    """A license file, out of the installed distribution or the source tree behind it."""
+    for file in files("hybridc") or ():
+        if file.name == name and "licenses" in file.parts:
+            return file.read_binary()
+    return (Path(__file__).resolve().parent.parent / name).read_bytes()
+
+
+def _write_sample(writer: BundleWriter, index: int, sample: Sample) -> SampleSpec:
+    inputs = writer.put(f"samples/{index}-inputs.safetensors", encode(sample.inputs))
+    outputs = writer.put(f"samples/{index}-outputs.safetensors", encode(sample.outputs))
+    return SampleSpec(inputs, outputs, sample.reference)
