@@ -29,7 +29,7 @@ from hybridc.errors import AccuracyError, BundleError, InternalError
 from hybridc.frontend.read import Source, read_model
 from hybridc.frontend.shapes import Request, specialize
 from hybridc.lowering.lower import Section, lower
-from hybridc.lowering.ops import default_table
+from hybridc.lowering.ops import OperatorTable, default_table
 from hybridc.packaging import Built, BuiltPart, WeightPool, describe, write_bundle
 from hybridc.passes.pipeline import run_passes
 from hybridc.placement.pin import Pin
@@ -121,22 +121,26 @@ def build(
     """
     dimensions = specialize(source.model, options.shapes)
     progress(f"[2/6] simplifying {len(source.model.graph)} nodes")
-    model, notes = run_passes(source.model)
+    table = default_table()
+    model, notes = run_passes(source.model, table.lowers)
     progress(f"[3/6] placing {len(model.graph)} nodes")
     plan = make_plan(model.graph, options.devices, options.pins)
     progress(f"[4/6] building {len(plan.parts)} part{'s' * (len(plan.parts) != 1)}")
     pool = WeightPool()
     specs = {value: _spec(value) for value in model.graph.inputs}
-    parts = tuple(_build_parts(plan, model.graph, pool, specs))
+    parts = tuple(_build_parts(plan, model.graph, table, pool, specs))
     built = Built(source, model, plan, parts, pool.arrays, specs, dimensions, options.tolerance)
     return built, tuple(notes)
 
 
 def _build_parts(
-    plan: Plan, graph: ir.Graph, pool: WeightPool, specs: dict[ir.Value, TensorSpec]
+    plan: Plan,
+    graph: ir.Graph,
+    table: OperatorTable,
+    pool: WeightPool,
+    specs: dict[ir.Value, TensorSpec],
 ) -> Iterator[BuiltPart]:
     """Lower and build each part; its weights go to ``pool``, its outputs' types to ``specs``."""
-    table = default_table()
     for part in plan.parts:
         section = Section(part.nodes, part.inputs, part.outputs, graph.opset_imports)
         lowered = lower(section, table)

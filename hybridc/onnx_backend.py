@@ -22,7 +22,7 @@ from hybridc.runtime.loader import Model
 from hybridc.targets.registry import parse_targets
 
 
-class CompiledModel(BackendRep):
+class CompiledModel(BackendRep):  # type: ignore[misc]
     """A compiled model that takes and gives arrays by position."""
 
     def __init__(self, model: Model) -> None:
@@ -35,11 +35,12 @@ class CompiledModel(BackendRep):
             inputs: One array per input, in the model's order.
         """
         names = [spec.name for spec in self.model.inputs]
-        outputs = self.model.run(dict(zip(names, inputs, strict=True)))
+        arrays = {name: np.asarray(x) for name, x in zip(names, inputs, strict=True)}
+        outputs = self.model.run(arrays)
         return [outputs[spec.name] for spec in self.model.outputs]
 
 
-class HybridcBackend(Backend):
+class HybridcBackend(Backend):  # type: ignore[misc]
     """The interface of ``onnx.backend.base.Backend``."""
 
     @classmethod
@@ -54,8 +55,7 @@ class HybridcBackend(Backend):
         source = source_of(model)
         shapes: dict[str, tuple[Request, ...]] = {}
         for value in model_inputs(source.model):
-            dims = [] if value.shape is None else value.shape
-            for dim in dims:
+            for dim in value.shape or ():
                 if not isinstance(dim, int) and dim.value:
                     shapes[str(dim.value)] = (1,)
         built, _notes = build(source, Options(parse_targets([target]), shapes))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 from hybridc.passes.drop_stale_shapes import DropStaleShapes
+from hybridc.passes.expand_functions import ExpandFunctions, Lowers
 from hybridc.passes.fold_constants import FoldConstants
 from hybridc.passes.infer_shapes import InferShapes
 from hybridc.passes.name_nodes import NameNodes
@@ -35,31 +36,39 @@ class Step:
     optional: bool = False
 
 
-STEPS = (
-    Step("drop stale shapes", DropStaleShapes),
-    Step("name nodes", NameNodes),
-    Step("inline functions", InlinePass),
-    Step("initializers that are also inputs", RemoveInitializersFromInputsPass),
-    Step("simplify", Simplify, optional=True),
-    Step("name new nodes", NameNodes),
-    Step("lift constants", lambda: LiftConstantsToInitializersPass(True, 0)),
-    Step("infer shapes", InferShapes, optional=True),
-    Step("fold constants", FoldConstants),
-    Step("infer shapes of folded", InferShapes, optional=True),
-    Step("fold shapes", FoldConstants),
-    Step("remove identities", IdentityEliminationPass),
-    Step("remove unused nodes", RemoveUnusedNodesPass),
-)
+def make_steps(lowers: Lowers) -> tuple[Step, ...]:
+    """The passes in order.
+
+    Args:
+        lowers: Whether an operator has a converter; those that have none are expanded.
+    """
+    return (
+        Step("drop stale shapes", DropStaleShapes),
+        Step("name nodes", NameNodes),
+        Step("inline functions", InlinePass),
+        Step("initializers that are also inputs", RemoveInitializersFromInputsPass),
+        Step("infer types", InferShapes, optional=True),
+        Step("expand functions", lambda: ExpandFunctions(lowers), optional=True),
+        Step("simplify", Simplify, optional=True),
+        Step("name new nodes", NameNodes),
+        Step("lift constants", lambda: LiftConstantsToInitializersPass(True, 0)),
+        Step("infer shapes", InferShapes, optional=True),
+        Step("fold constants", FoldConstants),
+        Step("infer shapes of folded", InferShapes, optional=True),
+        Step("fold shapes", FoldConstants),
+        Step("remove identities", IdentityEliminationPass),
+        Step("remove unused nodes", RemoveUnusedNodesPass),
+    )
 
 
-def run_passes(model: ir.Model) -> tuple[ir.Model, list[str]]:
+def run_passes(model: ir.Model, lowers: Lowers) -> tuple[ir.Model, list[str]]:
     """Run all passes.
 
     Returns:
         The resulting model, and a line for each optional step that failed and was left out.
     """
     notes: list[str] = []
-    for step in STEPS:
+    for step in make_steps(lowers):
         if not step.optional:
             model = step.make()(model).model
             continue

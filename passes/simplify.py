@@ -5,6 +5,11 @@ The result is checked before it is taken: it must be valid and have the same inp
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import onnx
 import onnx_ir as ir
 
@@ -25,12 +30,31 @@ class Simplify(ir.passes.FunctionalPass):
             if value.const_value is not None
         )
         if total > MAX_BYTES:
-            return ir.passes.PassResult(model, modified=False)
+            return ir.passes.PassResult(model.clone(), modified=False)
         proto = ir.to_proto(model)
-        simplified, _ = onnxsim.simplify(proto, check_n=0, certify=False)
+        with _quiet():
+            simplified, _ = onnxsim.simplify(proto, check_n=0, certify=False)
         onnx.checker.check_model(simplified)
         _check_interface(proto.graph, simplified.graph)
         return ir.passes.PassResult(ir.from_proto(simplified), modified=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep onnxsim's native code from writing to this process's output, which is for results."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        for descriptor, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, descriptor)
+            os.close(copy)
+        os.close(nowhere)
 
 
 def _check_interface(before: onnx.GraphProto, after: onnx.GraphProto) -> None:
@@ -42,4 +66,4 @@ def _check_interface(before: onnx.GraphProto, after: onnx.GraphProto) -> None:
 
 
 def _element_type(value: onnx.ValueInfoProto) -> int:
-    return value.type.tensor_type.elem_type
+    return int(value.type.tensor_type.elem_type)

@@ -197,7 +197,7 @@ def from_json(text: bytes, where: str) -> Manifest:
         if _canonical({**body, "digest": digest}) != text:
             raise ValueError("its text was changed")
         return typing.cast(Manifest, _build(Manifest, body, "manifest"))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BundleError(
             f"{where} is damaged: {error}; compile the model again or fetch the bundle anew"
         ) from error

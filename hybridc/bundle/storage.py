@@ -114,7 +114,7 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
             data = _map_file(file.fileno())
         with zipfile.ZipFile(place) as archive:
             places = dict(_place(data, info) for info in archive.infolist())
-    except (zipfile.BadZipFile, struct.error, OSError, UnicodeDecodeError) as error:
+    except (zipfile.BadZipFile, struct.error, OSError, ValueError, NotImplementedError) as error:
         raise BundleError(f"{place} is not a bundle, or damaged: {error}") from error
     return ArchiveStorage(place, data, places)
 

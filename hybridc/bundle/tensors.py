@@ -11,6 +11,7 @@ header is padded with spaces. https://github.com/huggingface/safetensors describ
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -40,6 +41,17 @@ _NAMES = {
     "uint64": "U64",
 }
 _DTYPES = {code: np.dtype(name) for name, code in _NAMES.items()}
+
+_MALFORMED = (
+    struct.error,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What reading a container whose contents make no sense may raise."""
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -96,7 +108,7 @@ def decode(data: Any, where: str) -> dict[str, Array]:
             for name, entry in header.items()
             if name != "__metadata__" and not name.startswith(FILLER)
         }
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _MALFORMED as error:
         raise BundleError(f"{where} is not a valid safetensors file: {error}") from error
 
 
@@ -105,7 +117,7 @@ def _tensor(entry: Mapping[str, Any], body: memoryview) -> Array:
     dtype, shape = _DTYPES[entry["dtype"]], tuple(int(dim) for dim in entry["shape"])
     if not 0 <= begin <= end <= len(body) or min(shape, default=0) < 0:
         raise ValueError("a tensor lies outside the file")
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     if count * dtype.itemsize != end - begin:
         raise ValueError("a tensor's size does not fit its shape")
     return np.frombuffer(body, dtype, count, begin).reshape(shape)

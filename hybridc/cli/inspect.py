@@ -52,6 +52,7 @@ def _describe_model(path: Path, shapes: tuple[str, ...]) -> dict[str, Any]:
     from hybridc.errors import UsageError
     from hybridc.frontend.read import read_model
     from hybridc.frontend.shapes import model_inputs, parse_shapes, specialize
+    from hybridc.lowering.ops import default_table
     from hybridc.passes.pipeline import run_passes
 
     source = read_model(path)
@@ -72,7 +73,7 @@ def _describe_model(path: Path, shapes: tuple[str, ...]) -> dict[str, Any]:
         if shapes:
             raise
         return data | {"operators_in_file": _count(source.model.graph), "note": str(error)}
-    model, notes = run_passes(source.model)
+    model, notes = run_passes(source.model, default_table().lowers)
     return data | _describe_nodes(model.graph) | {"notes": notes}
 
 

@@ -7,8 +7,9 @@ than the 2 GB that one protobuf message can hold.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +54,8 @@ def read_model(path: str | os.PathLike[str]) -> Source:
     _check_opset(proto, file)
     _check_valid(str(file), file)
     try:
-        model = ir.load(file)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        model = ir.load(file, format="protobuf")
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
     return Source(file, model, _checksum([file, *external]))
 
@@ -74,7 +75,7 @@ def source_of(proto: onnx.ModelProto) -> Source:
 
 def _parse(file: Path) -> onnx.ModelProto:
     try:
-        proto = onnx.load(file, load_external_data=False)
+        proto = onnx.load(file, format="protobuf", load_external_data=False)
     except google.protobuf.message.DecodeError as error:
         raise ModelError(
             f"{file} is not an ONNX model, or it is cut off: its contents cannot be parsed"
@@ -94,12 +95,26 @@ def _external_files(proto: onnx.ModelProto, file: Path) -> Iterator[Path]:
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
         data = _external_path(file, entries.get("location", ""), tensor.name)
-        end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
-        if data.stat().st_size < end:
+        if data.stat().st_size < _external_end(file, entries, tensor):
             raise ModelError(f"{file}: its external data file {data} is too short; fetch it anew")
         if data not in seen:
             seen.add(data)
             yield data
+
+
+def _external_end(file: Path, entries: Mapping[str, str], tensor: onnx.TensorProto) -> int:
+    """Where a tensor's bytes end in its external file; without a length, its shape gives it."""
+    try:
+        size = math.ceil(ir.DataType(tensor.data_type).itemsize * math.prod(tensor.dims))
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{file}: the external data of {tensor.name!r}: {error}") from error
+    if offset < 0 or length not in (0, size):
+        raise ModelError(
+            f"{file}: tensor {tensor.name!r} has {size} bytes and its external data is given as "
+            f"{length} bytes at {offset}"
+        )
+    return offset + size
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -127,7 +142,7 @@ def _external_path(file: Path, location: str, tensor: str) -> Path:
 
 
 def _check_opset(proto: onnx.ModelProto, file: Path) -> None:
-    versions = {entry.domain: entry.version for entry in proto.opset_import}
+    versions = {entry.domain: int(entry.version) for entry in proto.opset_import}
     version = versions.get("", versions.get("ai.onnx"))
     if version is not None and not OLDEST_OPSET <= version <= NEWEST_OPSET:
         raise ModelError(

@@ -88,7 +88,7 @@ class Call:
         """Shape of input ``index``; ints where a dimension is known."""
         value = self.value(index)
         if isinstance(value, Constant):
-            return value.array.shape
+            return tuple(value.array.shape)
         return value.shape if isinstance(value, Integers) else shape_of(value)
 
     def static_shape(self, index: int, what: str) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -61,11 +61,12 @@ class Plan:
 def make_plan(graph: ir.Graph, devices: Sequence[Device], pins: Sequence[Pin]) -> Plan:
     """Place the graph's groups: pinned ones where their pin says, others on the first device."""
     groups = make_groups(list(graph))
+    readers = _readers(graph)
     device_of = place(groups, pins, devices[0].name)
     by_name = {device.name: device for device in devices}
     cut = partition(group_graph(groups), device_of)
     parts = [
-        _make_part(f"part{number}", by_name[device_of[indices[0]]], groups, indices, graph)
+        _make_part(f"part{number}", by_name[device_of[indices[0]]], groups, indices, readers)
         for number, indices in enumerate(cut)
     ]
     if not parts:  # a graph without nodes still has outputs to give
@@ -78,14 +79,20 @@ def _run_time(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _make_part(
-    name: str, device: Device, groups: Sequence[Group], indices: Sequence[int], graph: ir.Graph
+    name: str,
+    device: Device,
+    groups: Sequence[Group],
+    indices: Sequence[int],
+    readers: Mapping[ir.Value, Sequence[ir.Node]],
 ) -> Part:
+    graph = groups[indices[0]].nodes[0].graph
+    assert isinstance(graph, ir.Graph)
     position = {node: index for index, node in enumerate(graph)}
     nodes = sorted((n for i in indices for n in groups[i].nodes), key=position.__getitem__)
     inside = set(nodes)
     read = dict.fromkeys(value for node in nodes for value in read_values(node))
     inputs = [value for value in read if _crosses_in(value, inside, graph)]
-    outputs = [v for node in nodes for v in node.outputs if _crosses_out(v, inside, graph)]
+    outputs = [v for node in nodes for v in node.outputs if _crosses_out(v, inside, readers)]
     return Part(name, device, tuple(nodes), tuple(inputs), tuple(outputs))
 
 
@@ -98,18 +105,21 @@ def _crosses_in(value: ir.Value, inside: set[ir.Node], graph: ir.Graph) -> bool:
     return producer not in inside and producer.graph is graph
 
 
-def _crosses_out(value: ir.Value, inside: set[ir.Node], graph: ir.Graph) -> bool:
-    if value in graph.outputs:
+def _crosses_out(
+    value: ir.Value, inside: set[ir.Node], readers: Mapping[ir.Value, Sequence[ir.Node]]
+) -> bool:
+    if value.is_graph_output():
         return True
-    return any(_outer(user, graph) not in inside for user, _ in value.uses())
+    return any(node not in inside for node in readers.get(value, ()))
 
 
-def _outer(node: ir.Node, graph: ir.Graph) -> ir.Node | None:
-    """The node of ``graph`` that holds ``node``, which may lie in a subgraph."""
-    current: ir.Node | None = node
-    while current is not None and current.graph is not graph:
-        current = current.graph.parent_node if isinstance(current.graph, ir.Graph) else None
-    return current
+def _readers(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
+    """Nodes of the graph that read each value, themselves or in a subgraph of theirs."""
+    readers: dict[ir.Value, list[ir.Node]] = {}
+    for node in graph:
+        for value in read_values(node):
+            readers.setdefault(value, []).append(node)
+    return readers
 
 
 def _with_passed_through(parts: list[Part], graph: ir.Graph) -> list[Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,16 +68,18 @@ class InputReader:
             parts.append(f"there is no input {', '.join(map(repr, unknown))}{hint}")
         raise UsageError(f"{' and '.join(parts)}; the model takes {expected}")
 
-    def _refuse(self, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+    def _refuse(self, name: str, dtype: Any, shape: Sequence[int | str]) -> None:
         spec = next(spec for spec in self._specs if spec.name == name)
-        got = describe(TensorSpec(name, str(dtype), shape)).partition(": ")[2]
+        got = describe(TensorSpec(name, str(dtype), tuple(shape))).partition(": ")[2]
         raise UsageError(f"input {name!r} is {got} and must be {describe(spec)}")
 
     def _check_dimensions(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Dynamic dimensions agree between inputs and lie in their ranges."""
         found: dict[str, int] = {}
         for spec in self._specs:
-            shape = shapes.get(spec.name, spec.shape)
+            if spec.name not in shapes:
+                continue
+            shape = shapes[spec.name]
             if not _fits(spec.shape, shape):
                 self._refuse(spec.name, spec.dtype, shape)
             for dim, size in zip(spec.shape, shape, strict=True):
@@ -103,7 +105,7 @@ def _static_shape(spec: TensorSpec) -> tuple[int, ...] | None:
     return spec.shape if all(isinstance(dim, int) for dim in spec.shape) else None  # type: ignore[return-value]
 
 
-def _fits(expected: tuple[int | str, ...], shape: tuple[int | str, ...]) -> bool:
+def _fits(expected: Sequence[int | str], shape: Sequence[int]) -> bool:
     """Whether a shape has the expected rank and static dimensions."""
     return len(shape) == len(expected) and all(
         isinstance(dim, str) or dim == size for dim, size in zip(expected, shape, strict=True)

@@ -29,8 +29,8 @@ _RUNTIME_FUNCTION = "ffi.Module.load_from_bytes.relax.VMExecutable"
 
 _lock = threading.Lock()
 _path_numbers = itertools.count(1)
-_loaded: dict[str, ctypes.CDLL] = {}
-"""Runtime libraries by checksum. A process can hold one TVM runtime only, since its functions
+_loaded: dict[str, tuple[str, ctypes.CDLL]] = {}
+"""Runtime libraries with their names, by checksum. A process can hold one TVM runtime only, since its functions
 register under global names; so this is a fact about the process and not of any one model."""
 
 
@@ -52,8 +52,7 @@ def load_runtime(bundle: Bundle, architecture: str) -> None:
                 raise DeviceError("another TVM runtime is in this process; load in a fresh one")
             _refuse_second_runtime(name)
             with memory_file(name, data) as path:
-                _loaded[digest] = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-                _loaded[digest]._hybridc_name = name  # type: ignore[attr-defined]
+                _loaded[digest] = (name, ctypes.CDLL(path, ctypes.RTLD_GLOBAL))
 
 
 def check_tvm_ffi(manifest: Manifest) -> None:
@@ -79,7 +78,7 @@ def _provided_by_tvm(manifest: Manifest) -> bool:
 
 
 def _refuse_second_runtime(name: str) -> None:
-    if any(library._hybridc_name == name for library in _loaded.values()):  # type: ignore[attr-defined]
+    if any(loaded == name for loaded, _ in _loaded.values()):
         raise DeviceError(
             "a bundle with another build of the TVM runtime is loaded in this process; load the "
             "two in separate processes or compile both with one version of hybridc"

@@ -45,4 +45,4 @@ def _relax_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def element_bytes(dtype: str) -> int:
     """Bytes of one element of a TVM dtype; at least one."""
-    return max(tvm.DataType(dtype).bits // 8, 1)
+    return max(int(tvm.DataType(dtype).bits) // 8, 1)

@@ -79,6 +79,6 @@ def _finalize(module: tvm.IRModule) -> tvm.IRModule:
     return tvm.transform.Sequential(passes)(module)
 
 
-@tvm.transform.module_pass(opt_level=0, name="Nothing")
+@tvm.transform.module_pass(opt_level=0, name="Nothing")  # type: ignore[untyped-decorator]
 def _nothing(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     return module

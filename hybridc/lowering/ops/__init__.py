@@ -22,6 +22,10 @@ class OperatorTable:
         for row in sorted(self.rows, key=lambda row: row.since):
             self._index.setdefault((row.domain, row.name), []).append(row)
 
+    def lowers(self, domain: str, name: str, opset: int) -> bool:
+        """Whether an operator has a converter at an opset version."""
+        return self.find(domain, name, opset) is not None
+
     def find(self, domain: str, name: str, opset: int) -> Converter | None:
         """The converter for an operator at an opset version, or ``None``."""
         rows = self._index.get((domain, name), [])

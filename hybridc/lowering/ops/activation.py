@@ -22,7 +22,7 @@ from hybridc.lowering.value import Expression
 ScalarFunction = Callable[..., Any]
 
 
-def functionnumber(function: ScalarFunction, name: str, **defaults: float) -> Converter:
+def function_of(function: ScalarFunction, name: str, **defaults: float) -> Converter:
     """Converter for a scalar function of the input and of float attributes with defaults.
 
     Half-precision elements are computed in float32: TVM has not every function in float16.
@@ -107,7 +107,7 @@ def gelu(call: Call) -> Expression:
     if approximate not in ("none", "tanh"):
         raise Unsupported(f"Gelu with approximate={approximate!r}")
     function = _gelu_erf if approximate == "none" else _gelu_tanh
-    return functionnumber(function, "gelu")(call)
+    return function_of(function, "gelu")(call)
 
 
 def relu(call: Call) -> Expression:
@@ -132,43 +132,43 @@ ACTIVATIONS: tuple[Operator, ...] = (
     Operator("Relu", relu),
     Operator("PRelu", parametric_relu),
     Operator("Gelu", gelu),
-    Operator("LeakyRelu", functionnumber(_leaky_relu, "leaky_relu", alpha=0.01)),
-    Operator("Elu", functionnumber(_elu, "elu", alpha=1.0)),
+    Operator("LeakyRelu", function_of(_leaky_relu, "leaky_relu", alpha=0.01)),
+    Operator("Elu", function_of(_elu, "elu", alpha=1.0)),
     Operator(
-        "Selu", functionnumber(_selu, "selu", alpha=1.6732632423543772, gamma=1.0507009873554805)
+        "Selu", function_of(_selu, "selu", alpha=1.6732632423543772, gamma=1.0507009873554805)
     ),
-    Operator("Celu", functionnumber(_celu, "celu", alpha=1.0)),
+    Operator("Celu", function_of(_celu, "celu", alpha=1.0)),
     Operator(
         "ThresholdedRelu",
-        functionnumber(
+        function_of(
             lambda x, alpha: tirx.Select(x > alpha, x, number(0, x)), "thresholded_relu", alpha=1.0
         ),
     ),
-    Operator("Shrink", functionnumber(_shrink, "shrink", bias=0.0, lambd=0.5)),
-    Operator("HardSigmoid", functionnumber(_hard_sigmoid, "hard_sigmoid", alpha=0.2, beta=0.5)),
-    Operator("HardSwish", functionnumber(_hard_swish, "hard_swish")),
-    Operator("Sigmoid", functionnumber(tirx.sigmoid, "sigmoid")),
+    Operator("Shrink", function_of(_shrink, "shrink", bias=0.0, lambd=0.5)),
+    Operator("HardSigmoid", function_of(_hard_sigmoid, "hard_sigmoid", alpha=0.2, beta=0.5)),
+    Operator("HardSwish", function_of(_hard_swish, "hard_swish")),
+    Operator("Sigmoid", function_of(tirx.sigmoid, "sigmoid")),
     Operator(
-        "Swish", functionnumber(lambda x, alpha: x * tirx.sigmoid(alpha * x), "swish", alpha=1.0)
+        "Swish", function_of(lambda x, alpha: x * tirx.sigmoid(alpha * x), "swish", alpha=1.0)
     ),
-    Operator("Softplus", functionnumber(_softplus, "softplus")),
-    Operator("Softsign", functionnumber(lambda x: x / (number(1, x) + tirx.abs(x)), "softsign")),
-    Operator("Mish", functionnumber(lambda x: x * tanh(_softplus(x)), "mish")),
-    Operator("Tanh", functionnumber(tirx.tanh, "tanh")),
-    Operator("Erf", functionnumber(tirx.erf, "erf")),
-    Operator("Exp", functionnumber(tirx.exp, "exp")),
-    Operator("Log", functionnumber(tirx.log, "log")),
-    Operator("Sqrt", functionnumber(tirx.sqrt, "sqrt")),
-    Operator("Reciprocal", functionnumber(lambda x: number(1, x) / x, "reciprocal")),
-    Operator("Sin", functionnumber(tirx.sin, "sin")),
-    Operator("Cos", functionnumber(tirx.cos, "cos")),
-    Operator("Tan", functionnumber(tirx.tan, "tan")),
-    Operator("Asin", functionnumber(tirx.asin, "asin")),
-    Operator("Acos", functionnumber(tirx.acos, "acos")),
-    Operator("Atan", functionnumber(tirx.atan, "atan")),
-    Operator("Sinh", functionnumber(tirx.sinh, "sinh")),
-    Operator("Cosh", functionnumber(tirx.cosh, "cosh")),
-    Operator("Asinh", functionnumber(tirx.asinh, "asinh")),
-    Operator("Acosh", functionnumber(tirx.acosh, "acosh")),
-    Operator("Atanh", functionnumber(tirx.atanh, "atanh")),
+    Operator("Softplus", function_of(_softplus, "softplus")),
+    Operator("Softsign", function_of(lambda x: x / (number(1, x) + tirx.abs(x)), "softsign")),
+    Operator("Mish", function_of(lambda x: x * tanh(_softplus(x)), "mish")),
+    Operator("Tanh", function_of(tanh, "tanh")),
+    Operator("Erf", function_of(tirx.erf, "erf")),
+    Operator("Exp", function_of(tirx.exp, "exp")),
+    Operator("Log", function_of(tirx.log, "log")),
+    Operator("Sqrt", function_of(tirx.sqrt, "sqrt")),
+    Operator("Reciprocal", function_of(lambda x: number(1, x) / x, "reciprocal")),
+    Operator("Sin", function_of(tirx.sin, "sin")),
+    Operator("Cos", function_of(tirx.cos, "cos")),
+    Operator("Tan", function_of(tirx.tan, "tan")),
+    Operator("Asin", function_of(tirx.asin, "asin")),
+    Operator("Acos", function_of(tirx.acos, "acos")),
+    Operator("Atan", function_of(tirx.atan, "atan")),
+    Operator("Sinh", function_of(tirx.sinh, "sinh")),
+    Operator("Cosh", function_of(tirx.cosh, "cosh")),
+    Operator("Asinh", function_of(tirx.asinh, "asinh")),
+    Operator("Acosh", function_of(tirx.acosh, "acosh")),
+    Operator("Atanh", function_of(tirx.atanh, "atanh")),
 )

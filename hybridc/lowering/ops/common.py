@@ -6,16 +6,17 @@ broadcast whose outcome would depend on a run-time size is refused rather than g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 import tvm
+import tvm_ffi
 from tvm import relax, te, tirx
 
-from hybridc.lowering.call import Call, Unsupported, as_dim, as_expression
-from hybridc.lowering.value import Constant, Dim, Expression, Value
+from hybridc.lowering.call import Call, Unsupported, as_dim, as_expression, shape_of
+from hybridc.lowering.value import Constant, Dim, Expression, Integers, Value
 
 HALF_TYPES = ("float16", "bfloat16")
 """Types whose sums are accumulated in float32."""
@@ -97,7 +98,52 @@ def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
     return result
 
 
-def compute(shape: Sequence[Dim], element: Callable[..., Any], name: str) -> te.Tensor:
+Own: TypeAlias = Callable[[Dim], Dim]
+"""Turns a dimension of the graph into the same dimension inside a kernel."""
+
+
+def emit_kernel(
+    call: Call, kernel: Callable[..., te.Tensor], *operands: Expression, name: str
+) -> Expression:
+    """Bind the result of a tensor-expression function that uses dimensions of the node's inputs.
+
+    A kernel has symbolic variables of its own, which the shapes of its arrays are in terms of.
+
+    Args:
+        call: The node being lowered.
+        kernel: Called with a function that translates dimensions, then with the operands' arrays.
+        operands: Tensors that the kernel reads.
+        name: Name of the kernel.
+    """
+    outer = _input_variables(call, operands)
+
+    def bound(*arguments: Any) -> te.Tensor:
+        arrays, inner = arguments[: len(operands)], arguments[len(operands) :]
+        mapping = dict(zip(outer, inner, strict=True))
+
+        def own(dim: Dim) -> Dim:
+            if isinstance(dim, int) or not mapping:
+                return dim
+            return tvm_ffi.structural_map(dim, (tirx.Var, lambda v: mapping.get(v, v)))
+
+        return kernel(own, *arrays)
+
+    return call.emit_te(bound, *operands, *outer, primfunc_name_hint=name)
+
+
+def _input_variables(call: Call, operands: Sequence[Expression]) -> list[Any]:
+    """The symbolic variables that the dimensions of a node's inputs and operands are made of."""
+    dims = [dim for operand in operands for dim in shape_of(operand)]
+    for index, value in enumerate(call.inputs):
+        if value is not None:
+            dims += [*call.shape(index), *(value.elements if isinstance(value, Integers) else ())]
+    found: dict[Any, None] = {}
+    for dim in dims:
+        found.update(dict.fromkeys(variables(dim)))
+    return list(found)
+
+
+def compute(shape: Iterable[Dim], element: Callable[..., Any], name: str) -> te.Tensor:
     """``te.compute`` with int64 extents, so that index arithmetic has one type everywhere."""
     return te.compute([as_expression(as_dim(dim)) for dim in shape], element, name=name)
 
@@ -141,7 +187,7 @@ def map_elements(
     shape = broadcast_shape(*(value_shape(call, value) for value in values))
     tensors = [call.materialize(value) for value in values if immediate(value) is None]
 
-    def kernel(*arrays: te.Tensor) -> te.Tensor:
+    def kernel(own: Own, *arrays: te.Tensor) -> te.Tensor:
         remaining = iter(arrays)
         readers = [_reader(value, remaining) for value in values]
 
@@ -149,9 +195,9 @@ def map_elements(
             result = function(*(read(index) for read in readers))
             return result if dtype is None else result.astype(dtype)
 
-        return compute(shape, element, name)
+        return compute(map(own, shape), element, name)
 
-    return call.emit_te(kernel, *tensors, primfunc_name_hint=name)
+    return emit_kernel(call, kernel, *tensors, name=name)
 
 
 def _reader(value: Value, arrays: Any) -> Callable[[Sequence[Any]], Any]:
@@ -197,7 +243,12 @@ def reshape(call: Call, value: Value, shape: Sequence[Dim]) -> Value:
         # Relax's reshape reads a zero as "copy this dimension"; an empty tensor holds nothing.
         tensor = call.materialize(value)
         zero = tirx.const(0, str(tensor.ty.dtype))
-        return call.emit_te(lambda _: compute(shape, lambda *_: zero, "empty"), tensor)
+        return emit_kernel(
+            call,
+            lambda own, _: compute(map(own, shape), lambda *_: zero, "empty"),
+            tensor,
+            name="empty",
+        )
     if isinstance(value, Constant) and all(isinstance(dim, int) for dim in shape):
         suffix = "x".join(str(dim) for dim in shape)
         return Constant(f"{value.name}.as_{suffix}", value.array.reshape(tuple(shape)))
@@ -208,8 +259,8 @@ def reshape(call: Call, value: Value, shape: Sequence[Dim]) -> Value:
 def filled(call: Call, shape: Sequence[Dim], value: float, dtype: str) -> Expression:
     """A tensor of one value everywhere."""
     filler = tirx.const(value, dtype)
-    return call.emit_te(
-        lambda: compute(shape, lambda *_: filler, "full"), primfunc_name_hint="full"
+    return emit_kernel(
+        call, lambda own: compute(map(own, shape), lambda *_: filler, "full"), name="full"
     )
 
 

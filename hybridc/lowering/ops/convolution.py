@@ -17,8 +17,10 @@ from tvm import relax, te, tirx
 from hybridc.lowering.call import Call, Operator, Unsupported
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
+    Own,
     cast,
     compute,
+    emit_kernel,
     number,
     per_channel,
     reduce_axis,
@@ -91,11 +93,11 @@ def transposed_convolution(call: Call) -> Expression:
     window, sizes = _transposed_geometry(call, unpadded_window(call, call.shape(1)[2:]))
     shape = (call.shape(0)[0], per_group * groups, *sizes)
 
-    def kernel(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return _transposed_kernel(data, weight, shape, window)
+    def kernel(own: Own, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return _transposed_kernel(data, weight, [own(dim) for dim in shape], window)
 
     operands = (call.tensor(0), call.tensor(1))
-    result = call.emit_te(kernel, *operands, primfunc_name_hint="conv_transpose")
+    result = emit_kernel(call, kernel, *operands, name="conv_transpose")
     return _with_bias(call, cast(call, result, call.dtype(0)))
 
 
@@ -121,6 +123,8 @@ def _transposed_geometry(call: Call, window: Window) -> tuple[Window, tuple[Dim,
     totals = [simplify(f - w) for f, w in zip(full, wanted[-rank:], strict=True)]
     if not all(isinstance(total, int) for total in totals):
         raise Unsupported("output_shape needs a static input shape")
+    if any(total <= -stride for total, stride in zip(totals, window.strides, strict=True)):
+        raise Unsupported(f"output_shape {wanted} is larger than this convolution's output")
     upper = mode == "SAME_UPPER"
     halves = [max(total, 0) // 2 for total in totals]
     before = tuple(h if upper else max(t, 0) - h for h, t in zip(halves, totals, strict=True))

@@ -7,13 +7,14 @@ All intermediate values are float32 and in ONNX Runtime's order of operations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from tvm import tirx
 
 from hybridc.lowering.call import Unsupported
+from hybridc.lowering.ops.common import Own
 from hybridc.lowering.value import Dim
 
 TRANSFORMATIONS = (
@@ -73,6 +74,11 @@ class Axis:
         """Whether the sizes and the scale are numbers."""
         sizes = isinstance(self.size, int) and isinstance(self.output, int)
         return sizes and isinstance(self.scale, np.float32)
+
+    def translated(self, own: Own) -> Axis:
+        """The same with dimensions translated into those of a kernel."""
+        scale = self.scale if isinstance(self.scale, np.float32) else own(self.scale)
+        return replace(self, size=own(self.size), output=own(self.output), scale=scale)
 
     def unchanged(self, how: Interpolation) -> bool:
         """Whether the axis stays as it is."""

@@ -9,10 +9,12 @@ from tvm import te, tirx
 
 from hybridc.lowering.call import Call, Operator, Unsupported
 from hybridc.lowering.ops.common import (
+    Own,
     at_least,
     compute,
     derived_constant,
     dtype_name,
+    emit_kernel,
     filled,
     simplify,
 )
@@ -58,10 +60,10 @@ def arange(call: Call) -> Expression:
         count = simplify(tirx.max(count, 0))
     dtype = call.dtype(0)
 
-    def kernel() -> te.Tensor:
-        return compute((count,), lambda i: (start + i * step).astype(dtype), name="range")
+    def kernel(own: Own) -> te.Tensor:
+        return compute([own(count)], lambda i: (own(start) + i * step).astype(dtype), "range")
 
-    return call.emit_te(kernel, primfunc_name_hint="range")
+    return emit_kernel(call, kernel, name="range")
 
 
 def one_hot(call: Call) -> Expression:
@@ -75,15 +77,15 @@ def one_hot(call: Call) -> Expression:
     shape = list(call.shape(0))
     shape.insert(axis, depth)
 
-    def kernel(indices: te.Tensor, values: te.Tensor) -> te.Tensor:
+    def kernel(own: Own, indices: te.Tensor, values: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
             wanted = indices(*index[:axis], *index[axis + 1 :]).astype("int64")
-            wanted = tirx.Select(wanted < 0, wanted + depth, wanted)
+            wanted = tirx.Select(wanted < 0, wanted + own(depth), wanted)
             return tirx.Select(wanted == index[axis], values(1), values(0))
 
-        return compute(shape, element, name="one_hot")
+        return compute(map(own, shape), element, "one_hot")
 
-    return call.emit_te(kernel, call.tensor(0), call.tensor(2), primfunc_name_hint="one_hot")
+    return emit_kernel(call, kernel, call.tensor(0), call.tensor(2), name="one_hot")
 
 
 def eye_like(call: Call) -> Expression:
@@ -93,10 +95,10 @@ def eye_like(call: Call) -> Expression:
     diagonal = int(call.attribute("k", 0))
     shape = call.shape(0)
 
-    def kernel() -> te.Tensor:
-        return compute(shape, lambda i, j: (j - i == diagonal).astype(name), name="eye")
+    def kernel(own: Own) -> te.Tensor:
+        return compute(map(own, shape), lambda i, j: (j - i == diagonal).astype(name), "eye")
 
-    return call.emit_te(kernel, primfunc_name_hint="eye")
+    return emit_kernel(call, kernel, name="eye")
 
 
 CREATION: tuple[Operator, ...] = (

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from hybridc.lowering.call import Call, Operator, Unsupported
+from hybridc.lowering.call import Call, Operator, Unsupported, as_dim
 from hybridc.lowering.ops.common import (
+    Own,
     compute,
+    emit_kernel,
     immediate,
 )
 from hybridc.lowering.value import Constant, Dim, Expression, Value
@@ -22,7 +24,7 @@ from hybridc.lowering.value import Constant, Dim, Expression, Value
 
 def position(index: Any, size: Dim) -> Any:
     """An index counted from the front and kept inside ``size``."""
-    index = index.astype("int64")
+    index, size = index.astype("int64"), as_dim(size)
     if isinstance(index, tirx.IntImm) and isinstance(size, int):
         return min(max(int(index) + (size if int(index) < 0 else 0), 0), max(size - 1, 0))
     counted = tirx.Select(index < 0, index + size, index)
@@ -34,29 +36,27 @@ def gather(call: Call) -> Expression:
     axis = call.axis(0)
     shape, rank = call.shape(0), call.rank(1)
     single = immediate(call.value(1))
-    size = shape[axis]
 
-    def kernel(data: te.Tensor, *indices: te.Tensor) -> te.Tensor:
+    def kernel(own: Own, data: te.Tensor, *indices: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
             inner = index[axis : axis + rank]
             chosen = single if single is not None else indices[0](*inner)
-            return data(*index[:axis], position(chosen, size), *index[axis + rank :])
+            return data(*index[:axis], position(chosen, data.shape[axis]), *index[axis + rank :])
 
         result = (*shape[:axis], *call.shape(1), *shape[axis + 1 :])
-        return compute(result, element, name="gather")
+        return compute(map(own, result), element, "gather")
 
     tensors = [call.tensor(0)] if single is not None else [call.tensor(0), call.tensor(1)]
-    return call.emit_te(kernel, *tensors, primfunc_name_hint="gather")
+    return emit_kernel(call, kernel, *tensors, name="gather")
 
 
 def gather_elements(call: Call) -> Expression:
     """Elements whose position along one axis is given."""
     axis = call.axis(0)
-    size = call.shape(0)[axis]
 
     def kernel(data: te.Tensor, indices: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
-            chosen = position(indices(*index), size)
+            chosen = position(indices(*index), data.shape[axis])
             return data(*(chosen if i == axis else own for i, own in enumerate(index)))
 
         return compute(indices.shape, element, name="gather_elements")
@@ -74,32 +74,32 @@ def gather_nd(call: Call) -> Expression:
         raise Unsupported("GatherND with an index of unknown length")
     outer = len(places) - 1
 
-    def kernel(data: te.Tensor, indices: te.Tensor) -> te.Tensor:
+    def kernel(own: Own, data: te.Tensor, indices: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
-            own, inner = index[:outer], index[outer:]
-            chosen = [position(indices(*own, i), shape[batch + i]) for i in range(depth)]
+            head, inner = index[:outer], index[outer:]
+            chosen = [position(indices(*head, i), data.shape[batch + i]) for i in range(depth)]
             return data(*index[:batch], *chosen, *inner)
 
         result = (*places[:-1], *shape[batch + depth :])
-        return compute(result, element, name="gather_nd")
+        return compute(map(own, result), element, "gather_nd")
 
     operands = (call.tensor(0), call.tensor(1))
-    return call.emit_te(kernel, *operands, primfunc_name_hint="gather_nd")
+    return emit_kernel(call, kernel, *operands, name="gather_nd")
 
 
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
-def _counted(call: Call, size_of: Callable[[Any], Any]) -> Expression:
+def _counted(call: Call, size_of: Callable[[Own, Any], Any]) -> Expression:
     """The positions in input 1 as int64, counted from the front."""
 
-    def kernel(indices: te.Tensor) -> te.Tensor:
+    def kernel(own: Own, indices: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
-            return position(indices(*index), size_of(index))
+            return position(indices(*index), size_of(own, index))
 
         return compute(indices.shape, element, name="positions")
 
-    return call.emit_te(kernel, call.tensor(1), primfunc_name_hint="positions")
+    return emit_kernel(call, kernel, call.tensor(1), name="positions")
 
 
 def _reduction(call: Call) -> str:
@@ -113,7 +113,7 @@ def scatter_elements(call: Call) -> Expression:
     """The data with elements replaced at given positions along one axis."""
     axis = call.axis(0)
     size = call.shape(0)[axis]
-    indices = _counted(call, lambda _index: size)
+    indices = _counted(call, lambda own, _index: own(size))
     operands = (call.tensor(0), indices, call.tensor(2))
     return call.emit(relax.op.scatter_elements(*operands, axis, _reduction(call)))
 
@@ -122,7 +122,7 @@ def scatter_nd(call: Call) -> Expression:
     """The data with slices replaced at given positions along leading axes."""
     sizes = call.static_shape(0, "the data of ScatterND")
 
-    def size_of(index: Any) -> Any:
+    def size_of(_own: Own, index: Any) -> Any:
         size = tirx.const(sizes[0], "int64")
         for i, other in enumerate(sizes[1 : call.shape(1)[-1]], 1):
             size = tirx.Select(index[-1] == i, tirx.const(other, "int64"), size)

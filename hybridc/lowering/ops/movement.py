@@ -10,10 +10,12 @@ from tvm import relax, te, tirx
 
 from hybridc.lowering.call import Call, Operator, Unsupported, as_expression
 from hybridc.lowering.ops.common import (
+    Own,
     at_least,
     broadcast_shape,
     cast,
     compute,
+    emit_kernel,
     floor_divide,
     immediate,
     normalize_axes,
@@ -40,10 +42,10 @@ def rearrange(
 ) -> Expression:
     """A tensor of the given shape whose element ``i`` is element ``source(*i)`` of ``value``."""
 
-    def kernel(data: te.Tensor) -> te.Tensor:
-        return compute(shape, lambda *index: data(*source(*index)), name=name)
+    def kernel(own: Own, data: te.Tensor) -> te.Tensor:
+        return compute(map(own, shape), lambda *index: data(*map(own, source(*index))), name)
 
-    return call.emit_te(kernel, call.materialize(value), primfunc_name_hint=name)
+    return emit_kernel(call, kernel, call.materialize(value), name=name)
 
 
 def reshape_to(call: Call) -> Value:

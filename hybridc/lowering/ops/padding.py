@@ -14,7 +14,9 @@ from tvm import te, tirx
 
 from hybridc.lowering.call import Call, Operator, Unsupported
 from hybridc.lowering.ops.common import (
+    Own,
     compute,
+    emit_kernel,
     immediate,
     normalize_axes,
     simplify,
@@ -63,16 +65,16 @@ def _pad(call: Call, pads: Sequence[Dim], value: Value) -> Expression:
     if mode == "constant" and filler is None:
         tensors.append(call.materialize(value))
 
-    def kernel(data: te.Tensor, *values: te.Tensor) -> te.Tensor:
+    def kernel(own: Own, data: te.Tensor, *values: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
             if mode != "constant":
                 return data(*_sources(mode, index, data.shape, sides))
             fill = values[0](*(0 for _ in values[0].shape)) if values else filler
             return _constant_padded(data, index, sides, fill)
 
-        return compute(shape, element, name="pad")
+        return compute(map(own, shape), element, "pad")
 
-    return call.emit_te(kernel, *tensors, primfunc_name_hint="pad")
+    return emit_kernel(call, kernel, *tensors, name="pad")
 
 
 def _constant_padded(data: te.Tensor, index: Sequence[Any], sides: Any, fill: Any) -> Any:

@@ -15,10 +15,12 @@ from tvm import relax, te, tirx
 from hybridc.lowering.call import Call, Operator, Unsupported
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
+    Own,
     cast,
     ceil_divide,
     compute,
     element_type,
+    emit_kernel,
     is_float,
     number,
     reduce_axis,
@@ -34,28 +36,37 @@ def max_pool(call: Call) -> Expression:
         raise Unsupported("MaxPool with the output Indices")
     window, sizes = _geometry(call)
 
-    def kernel(data: te.Tensor) -> te.Tensor:
-        return _pool(data, window, sizes, te.max, te.min_value(data.dtype), "pool_max")
+    def kernel(own: Own, data: te.Tensor) -> te.Tensor:
+        return _pool(
+            data,
+            window,
+            [own(size) for size in sizes],
+            te.max,
+            te.min_value(data.dtype),
+            "pool_max",
+        )
 
-    return call.emit_te(kernel, call.tensor(0), primfunc_name_hint="max_pool")
+    return emit_kernel(call, kernel, call.tensor(0), name="max_pool")
 
 
 def average_pool(call: Call) -> Expression:
     """Mean of each window over the elements inside, or over the padding too if asked for."""
     window, sizes = _geometry(call)
-    count = _counter(call, window, sizes)
+    padded = bool(call.attribute("count_include_pad", 0))
     dtype = call.dtype(0)
 
-    def kernel(data: te.Tensor) -> te.Tensor:
-        zero = number(0, data)
-        total = _pool(_widened(data), window, sizes, te.sum, zero.astype(_work(data)), "pool_sum")
+    def kernel(own: Own, data: te.Tensor) -> te.Tensor:
+        counts = [own(size) for size in sizes]
+        count = _counter(data.shape[2:], window, counts, padded)
+        zero = tirx.const(0, _work(data))
+        total = _pool(_widened(data), window, counts, te.sum, zero, "pool_sum")
 
         def element(*index: Any) -> Any:
             return (total(*index) / count(index[2:]).astype(element_type(total))).astype(dtype)
 
         return compute(total.shape, element, name="pool_avg")
 
-    return call.emit_te(kernel, call.tensor(0), primfunc_name_hint="avg_pool")
+    return emit_kernel(call, kernel, call.tensor(0), name="avg_pool")
 
 
 def lp_pool(call: Call) -> Expression:
@@ -64,14 +75,14 @@ def lp_pool(call: Call) -> Expression:
     order = int(call.attribute("p", 2))
     dtype = call.dtype(0)
 
-    def kernel(data: te.Tensor) -> te.Tensor:
+    def kernel(own: Own, data: te.Tensor) -> te.Tensor:
         wide = _widened(data)
         powers = compute(wide.shape, lambda *i: _absolute_power(wide(*i), order), name="powers")
         zero = number(0, wide)
-        total = _pool(powers, window, sizes, te.sum, zero, "pool_sum")
+        total = _pool(powers, window, [own(size) for size in sizes], te.sum, zero, "pool_sum")
         return compute(total.shape, lambda *i: root(total(*i), order).astype(dtype), name="pool_lp")
 
-    return call.emit_te(kernel, call.tensor(0), primfunc_name_hint="lp_pool")
+    return emit_kernel(call, kernel, call.tensor(0), name="lp_pool")
 
 
 def _absolute_power(x: Any, order: int) -> Any:
@@ -153,10 +164,10 @@ def _missing(outputs: Dim, stride: int, extent: int, before: int, inputs: Dim) -
     return max(short, 0) if isinstance(short, int) else simplify(tirx.max(short, 0))
 
 
-def _counter(call: Call, window: Window, sizes: Sequence[Dim]) -> Callable[[Sequence[Any]], Any]:
+def _counter(
+    inputs: Sequence[Dim], window: Window, sizes: Sequence[Dim], padded: bool
+) -> Callable[[Sequence[Any]], Any]:
     """A function from an output position to the number of elements that its mean is over."""
-    inputs = call.shape(0)[2:]
-    padded = bool(call.attribute("count_include_pad", 0))
 
     def along(axis: int, position: Any) -> Any:
         low = 0 if padded else window.before[axis]

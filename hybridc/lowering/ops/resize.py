@@ -9,6 +9,7 @@ element that is just an integer quotient of the position becomes that quotient.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,10 @@ from tvm import te, tirx
 from hybridc.lowering.call import Call, Operator, Unsupported, as_expression
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
+    Own,
     compute,
     derived_constant,
+    emit_kernel,
     is_float,
     normalize_axes,
     simplify,
@@ -152,28 +155,28 @@ def _interpolate(call: Call, how: Interpolation, axes: Sequence[Axis]) -> Value:
     tables = [table for plan in plans.values() for table in plan.tables]
     shape = [axis.output for axis in axes]
 
-    def kernel(data: te.Tensor, *arrays: te.Tensor) -> te.Tensor:
+    def kernel(own: Own, data: te.Tensor, *arrays: te.Tensor) -> te.Tensor:
         remaining = iter(arrays)
-        taps = {i: plan.bind(remaining) for i, plan in plans.items()}
-        return _compute(data, shape, taps, how)
+        taps = {i: plan.bind(remaining, own) for i, plan in plans.items()}
+        return _compute(data, [own(dim) for dim in shape], taps, how)
 
     operands = [call.tensor(0), *(call.materialize(table) for table in tables)]
-    return call.emit_te(kernel, *operands, primfunc_name_hint="resize")
+    return emit_kernel(call, kernel, *operands, name="resize")
 
 
 @dataclass(frozen=True)
 class _Plan:
     """How one axis finds its taps: from tables, or by a formula of the output position."""
 
-    formula: Callable[[Any], Taps] | None = None
+    formula: Callable[[Own, Any], Taps] | None = None
     tables: list[Value] = field(default_factory=list)
 
-    def bind(self, arrays: Any) -> Callable[[Any], Taps]:
+    def bind(self, arrays: Any, own: Own) -> Callable[[Any], Taps]:
         """The function from an output position to its taps, given the tables as tensors."""
         if self.formula is not None:
-            return self.formula
-        own = [next(arrays) for _ in self.tables]
-        places, weights = own[0], own[1] if len(own) > 1 else None
+            return functools.partial(self.formula, own)
+        given = [next(arrays) for _ in self.tables]
+        places, weights = given[0], given[1] if len(given) > 1 else None
 
         def read(position: Any) -> Taps:
             count = int(places.shape[1])
@@ -188,13 +191,15 @@ class _Plan:
 def _plan(call: Call, how: Interpolation, axis: Axis, number: int) -> _Plan:
     if not axis.known:
         quotient = _whole_quotient(how, axis)
-        return _Plan(quotient or (lambda position: taps_of(how, axis, position, TIRX)))
+        return _Plan(
+            quotient or (lambda own, position: taps_of(how, axis.translated(own), position, TIRX))
+        )
     positions = np.arange(axis.output, dtype=np.int64)
     taps = taps_of(how, axis, positions, NUMPY)
     if how.mode == "nearest" and not how.extrapolates:
         step = axis.output // axis.size if axis.size else 0
         if step and np.array_equal(taps.places[0], positions // step):
-            return _Plan(lambda position: Taps((tirx.floordiv(position, step),), None))
+            return _Plan(lambda _own, position: Taps((tirx.floordiv(position, step),), None))
     tables: list[Value] = [
         derived_constant(call, f"places{number}", np.stack(taps.places, 1).astype(np.int32))
     ]
@@ -204,7 +209,7 @@ def _plan(call: Call, how: Interpolation, axis: Axis, number: int) -> _Plan:
     return _Plan(tables=tables)
 
 
-def _whole_quotient(how: Interpolation, axis: Axis) -> Callable[[Any], Taps] | None:
+def _whole_quotient(how: Interpolation, axis: Axis) -> Callable[[Own, Any], Taps] | None:
     """``position // scale`` where that is what a symbolic axis comes to."""
     if (
         how.mode != "nearest"
@@ -218,7 +223,7 @@ def _whole_quotient(how: Interpolation, axis: Axis) -> Callable[[Any], Taps] | N
         return None
     if not isinstance(axis.scale, np.float32) or not float(axis.scale).is_integer():
         return None
-    return lambda position: Taps((tirx.floordiv(position, int(axis.scale)),), None)
+    return lambda _own, position: Taps((tirx.floordiv(position, int(axis.scale)),), None)
 
 
 def _compute(

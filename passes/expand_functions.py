@@ -1,0 +1,58 @@
+"""Expand operators that the ONNX standard defines as functions and that have no converter.
+
+The standard gives such an operator's meaning as a small graph of simpler ones; some of these
+graphs depend on the types of the inputs, so types must have been inferred before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+from onnx_ir.passes.common import _c_api_utils
+
+Lowers = Callable[[str, str, int], bool]
+"""Whether ``(domain, operator, opset)`` has a converter."""
+
+
+class ExpandFunctions(ir.passes.FunctionalPass):
+    """Replaces function operators by their bodies, down to operators that have converters."""
+
+    def __init__(self, lowers: Lowers) -> None:
+        self._lowers = lowers
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Expand; a model without such operators is returned as it is."""
+        selected = self._selected(model)
+        used = {(n.domain, n.op_type) for n in ir.traversal.RecursiveGraphIterator(model.graph)}
+        if not used & set(selected):
+            return ir.passes.PassResult(model.clone(), modified=False)
+        weights = dict(model.graph.initializers)
+        proto = _c_api_utils.call_onnx_api(lambda proto: _expand(proto, selected), model)
+        expanded = ir.from_proto(proto)
+        _restore(expanded.graph, weights, len(model.graph.inputs))
+        return ir.passes.PassResult(expanded, modified=True)
+
+    def _selected(self, model: ir.Model) -> list[tuple[str, str]]:
+        """All standard operators with a body and without a converter, at the model's opsets."""
+        selected = []
+        for schema in onnx.defs.get_all_schemas():
+            version = model.graph.opset_imports.get(schema.domain)
+            has_body = schema.has_function or schema.has_context_dependent_function
+            if version and has_body and not self._lowers(schema.domain, schema.name, version):
+                selected.append((schema.domain, schema.name))
+        return selected
+
+
+def _expand(proto: onnx.ModelProto, selected: list[tuple[str, str]]) -> onnx.ModelProto:
+    return onnx.inliner.inline_selected_functions(proto, selected, inline_schema_functions=True)
+
+
+def _restore(graph: ir.Graph, weights: dict[str, ir.Value], inputs: int) -> None:
+    """Make initializers again of what had to travel as inputs, without their data."""
+    for value in list(graph.inputs[inputs:]):
+        graph.inputs.remove(value)
+        value.const_value = weights[str(value.name)].const_value
+        graph.register_initializer(value)
