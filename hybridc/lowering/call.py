@@ -7,7 +7,8 @@ expressions, and refuses what it cannot do exactly by raising :class:`Unsupporte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -32,6 +33,8 @@ class Call:
         opset: Version of the node's domain that the model imports.
         builder: The block builder of the function under construction.
         weight: Turns a constant into an expression that reads the weight at run time.
+        lower_graph: Lowers a subgraph where the builder stands, given values for its inputs, and
+            returns its outputs.
     """
 
     node: ir.Node
@@ -39,6 +42,11 @@ class Call:
     opset: int
     builder: relax.BlockBuilder
     weight: Callable[[Constant], Expression]
+    lower_graph: Callable[[ir.Graph, Mapping[ir.Value, Value]], list[Value]]
+
+    def with_inputs(self, inputs: Sequence[Value | None]) -> Call:
+        """The same node on other inputs."""
+        return dataclasses.replace(self, inputs=inputs)
 
     def has(self, index: int) -> bool:
         """Whether the optional input ``index`` is given."""

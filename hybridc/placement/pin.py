@@ -52,7 +52,8 @@ def place(groups: Sequence[Group], pins: Sequence[Pin], default: str) -> dict[in
     names = {index: _names(group) for index, group in enumerate(groups)}
     chosen: dict[int, Pin] = {}
     for pin in pins:
-        matched = [index for index, own in names.items() if fnmatch.filter(own, pin.pattern)]
+        pattern = pin.pattern.replace("[", "[[]")  # names hold brackets; they mean themselves
+        matched = [index for index, own in names.items() if fnmatch.filter(own, pattern)]
         if not matched:
             raise UsageError(_no_match(pin, names))
         for index in matched:

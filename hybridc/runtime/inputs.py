@@ -120,13 +120,27 @@ def _from_other(name: str, value: Any) -> Any:
             "that has __dlpack__"
         )
     try:
-        return tvm_ffi.from_dlpack(value, require_contiguous=True)
+        tensor = tvm_ffi.from_dlpack(value, require_contiguous=True)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(f"input {name!r} cannot be read through DLPack: {error}") from error
+    if tensor.device.type != "cpu":
+        raise UsageError(f"input {name!r} is on {tensor.device} and must be in host memory")
+    return tensor
 
 
 def _to_tensor(array: np.ndarray[Any, Any]) -> Any:
     flags = array.flags
-    if not (flags.c_contiguous and flags.writeable):
+    if not array.size:
+        array = _compact(array)
+    elif not (flags.c_contiguous and flags.writeable):
         array = np.array(array, order="C", copy=True)
     return tvm_ffi.from_dlpack(array)
+
+
+def _compact(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array without elements like ``array``, with the strides that TVM expects of it."""
+    strides, step = [], array.itemsize
+    for dim in reversed(array.shape):
+        strides.append(step)
+        step *= dim
+    return np.ndarray(array.shape, array.dtype, bytearray(array.itemsize), 0, strides[::-1])

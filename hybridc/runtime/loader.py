@@ -57,7 +57,7 @@ class Model:
             nodes[part.device] = nodes.get(part.device, ()) + part.nodes
         return nodes
 
-    def __call__(self, **arrays: Any) -> dict[str, Array]:
+    def __call__(self, /, **arrays: Any) -> dict[str, Array]:
         """Run the model on arrays given by input name; see :meth:`run`."""
         return self.run(arrays)
 

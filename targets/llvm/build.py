@@ -48,7 +48,6 @@ def fuse(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
     """Legalize operators to tensor programs and fuse them into kernels."""
     passes = [
         relax.transform.DecomposeOpsForInference(),
-        relax.transform.CanonicalizeBindings(),
         relax.backend.DispatchSortScan(),
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),

@@ -26,6 +26,8 @@ def _is_allocation(call: relax.Call) -> bool:
 
 
 def _static_size(shape: Any) -> int | None:
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
     total = 1
     for dim in shape.values:
         if not isinstance(dim, tirx.IntImm):

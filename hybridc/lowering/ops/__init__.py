@@ -36,6 +36,7 @@ class OperatorTable:
 def default_table() -> OperatorTable:
     """The table of all operators that hybridc knows."""
     from hybridc.lowering.ops import (
+        control,
         convolution,
         elementwise,
         linear,
@@ -45,5 +46,14 @@ def default_table() -> OperatorTable:
         reduction,
     )
 
-    families = (convolution, elementwise, linear, movement, normalization, pooling, reduction)
+    families = (
+        control,
+        convolution,
+        elementwise,
+        linear,
+        movement,
+        normalization,
+        pooling,
+        reduction,
+    )
     return OperatorTable(tuple(row for family in families for row in family.OPERATORS))

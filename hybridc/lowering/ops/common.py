@@ -36,7 +36,8 @@ def same_dim(left: Dim, right: Dim) -> bool:
     """Whether two dimensions are equal for all sizes."""
     if isinstance(left, int) and isinstance(right, int):
         return left == right
-    return as_dim(simplify(as_expression(left) - as_expression(right))) == 0
+    difference = simplify(as_expression(left) - as_expression(right))
+    return isinstance(difference, int) and difference == 0
 
 
 def at_least(dim: Dim, bound: int) -> bool:
@@ -224,7 +225,7 @@ def immediate(value: Value) -> Any | None:
 
 def value_shape(call: Call, value: Value) -> tuple[Dim, ...]:
     """Shape of any lowered value."""
-    return Call(call.node, [value], call.opset, call.builder, call.weight).shape(0)
+    return call.with_inputs([value]).shape(0)
 
 
 def elementwise_operand(value: Value, rank: int) -> Value:
@@ -243,12 +244,11 @@ def reshape(call: Call, value: Value, shape: Sequence[Dim]) -> Value:
         # Relax's reshape reads a zero as "copy this dimension"; an empty tensor holds nothing.
         tensor = call.materialize(value)
         zero = tirx.const(0, str(tensor.ty.dtype))
-        return emit_kernel(
-            call,
-            lambda own, _: compute(map(own, shape), lambda *_: zero, "empty"),
-            tensor,
-            name="empty",
-        )
+
+        def kernel(own: Own, _: te.Tensor) -> te.Tensor:
+            return compute(map(own, shape), lambda *_: zero, "empty")
+
+        return emit_kernel(call, kernel, tensor, name="empty")
     if isinstance(value, Constant) and all(isinstance(dim, int) for dim in shape):
         suffix = "x".join(str(dim) for dim in shape)
         return Constant(f"{value.name}.as_{suffix}", value.array.reshape(tuple(shape)))
@@ -279,7 +279,7 @@ def cast(call: Call, tensor: Expression, dtype: str) -> Expression:
 
 def derived_constant(call: Call, suffix: str, array: np.ndarray[Any, Any]) -> Constant:
     """A constant that lowering makes, named after the node's first output."""
-    return Constant(f"{call.node.outputs[0].name}.{suffix}", np.ascontiguousarray(array))
+    return Constant(f"{call.node.outputs[0].name}.{suffix}", np.asarray(array, order="C"))
 
 
 def normalize_axes(axes: Sequence[int], rank: int) -> list[int]:

@@ -142,7 +142,7 @@ def compress(call: Call) -> Value:
     else:
         flat, axis = data, call.axis(0)
     indices = Constant(f"{call.node.outputs[0].name}.indices", chosen.astype(np.int64))
-    taken = Call(call.node, [flat, indices], call.opset, call.builder, call.weight)
+    taken = call.with_inputs([flat, indices])
     return _take(taken, axis)
 
 

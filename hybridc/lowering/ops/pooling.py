@@ -17,7 +17,6 @@ from hybridc.lowering.ops.common import (
     HALF_TYPES,
     Own,
     cast,
-    ceil_divide,
     compute,
     element_type,
     emit_kernel,
@@ -37,14 +36,8 @@ def max_pool(call: Call) -> Expression:
     window, sizes = _geometry(call)
 
     def kernel(own: Own, data: te.Tensor) -> te.Tensor:
-        return _pool(
-            data,
-            window,
-            [own(size) for size in sizes],
-            te.max,
-            te.min_value(data.dtype),
-            "pool_max",
-        )
+        counts = [own(size) for size in sizes]
+        return _pool(data, window, counts, te.max, te.min_value(data.dtype), "pool_max")
 
     return emit_kernel(call, kernel, call.tensor(0), name="max_pool")
 
@@ -124,7 +117,7 @@ def _geometry(call: Call) -> tuple[Window, tuple[Dim, ...]]:
 
 
 def _rounded_up(size: int, before: int, after: int, extent: int, stride: int) -> int:
-    count = ceil_divide(size + before + after - extent, stride) + 1
+    count = -(-(size + before + after - extent) // stride) + 1
     return count - 1 if (count - 1) * stride >= size + before else count
 
 

@@ -10,7 +10,7 @@ element that is just an integer quotient of the position becomes that quotient.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ def upsample_attributes(call: Call) -> Value:
     return _scaled(call, call.attribute("mode", "nearest"), scales)
 
 
-def _scaled(call: Call, mode: str, scales: Sequence[np.float32]) -> Value:
+def _scaled(call: Call, mode: str, scales: Iterable[np.float32]) -> Value:
     how = Interpolation(mode=mode, transformation="asymmetric", nearest="simple")
     sizes = call.shape(0)
     axes = [
@@ -84,7 +84,7 @@ def _axes(call: Call, how: Interpolation, chosen: Sequence[int]) -> list[Axis]:
     regions = _regions(call, how, len(chosen))
     given = call.has(2) and call.shape(2) != (0,)
     if given:
-        scales = call.constant(2, "the scales of Resize").astype(np.float32)
+        scales = list(call.constant(2, "the scales of Resize").astype(np.float32))
         if len(scales) != len(chosen):
             raise Unsupported("Resize with a wrong number of scales")
         outputs: list[Dim] = [
@@ -191,9 +191,11 @@ class _Plan:
 def _plan(call: Call, how: Interpolation, axis: Axis, number: int) -> _Plan:
     if not axis.known:
         quotient = _whole_quotient(how, axis)
-        return _Plan(
-            quotient or (lambda own, position: taps_of(how, axis.translated(own), position, TIRX))
-        )
+
+        def formula(own: Own, position: Any) -> Taps:
+            return taps_of(how, axis.translated(own), position, TIRX)
+
+        return _Plan(quotient or formula)
     positions = np.arange(axis.output, dtype=np.int64)
     taps = taps_of(how, axis, positions, NUMPY)
     if how.mode == "nearest" and not how.extrapolates:

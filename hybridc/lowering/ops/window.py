@@ -10,7 +10,6 @@ from tvm import te, tirx
 
 from hybridc.lowering.call import Call, Unsupported
 from hybridc.lowering.ops.common import (
-    ceil_divide,
     compute,
     floor_divide,
     simplify,
@@ -115,7 +114,7 @@ def _same_padding(size: Dim, extent: int, stride: int) -> int:
         return extent - 1
     if not isinstance(size, int):
         raise Unsupported("auto_pad with a stride needs a static shape")
-    return max((ceil_divide(size, stride) - 1) * stride + extent - size, 0)
+    return max((-(-size // stride) - 1) * stride + extent - size, 0)
 
 
 def pad_spatial(

@@ -1,0 +1,121 @@
+"""Scopes: the values that are known while a graph, or a subgraph inside it, is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from tvm import relax, tirx
+
+from hybridc.errors import InternalError
+from hybridc.lowering import symbolic
+from hybridc.lowering.call import Call, Unsupported
+from hybridc.lowering.ops import OperatorTable
+from hybridc.lowering.value import Constant, Expression, Value
+
+INLINE_BYTES = 16
+"""Constants of at most this size are written into the code instead of the weights."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all scopes of one section share.
+
+    Attributes:
+        builder: Builder of the function under construction.
+        table: Converters.
+        opsets: Imported version by domain.
+        dimensions: Variables of the dynamic dimensions by name.
+        weights: Arrays with the variables that read them, by ONNX name.
+    """
+
+    builder: relax.BlockBuilder
+    table: OperatorTable
+    opsets: Mapping[str, int]
+    dimensions: dict[str, tirx.Var] = field(default_factory=dict)
+    weights: dict[str, tuple[np.ndarray[Any, Any], relax.Var]] = field(default_factory=dict)
+
+    def weight(self, constant: Constant) -> Expression:
+        """A constant as a run-time tensor: written into the code, or a weight."""
+        if constant.array.nbytes <= INLINE_BYTES:
+            return relax.const(constant.array, str(constant.array.dtype))
+        if constant.name not in self.weights:
+            kind = relax.TensorType(constant.array.shape, str(constant.array.dtype))
+            variable = relax.Var(f"weight_{len(self.weights)}", kind)
+            self.weights[constant.name] = (constant.array, variable)
+        return self.weights[constant.name][1]
+
+    def dimension(self, dim: int | ir.SymbolicDim) -> Any:
+        """A dimension as an int or as the variable of its name."""
+        if isinstance(dim, int):
+            return dim
+        name = str(dim.value)
+        return self.dimensions.setdefault(name, tirx.Var(name, "int64"))
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Values of one graph; those of the graphs around it are looked up in the parent."""
+
+    context: Context
+    values: dict[ir.Value, Value] = field(default_factory=dict)
+    parent: Scope | None = None
+
+    def value(self, value: ir.Value) -> Value:
+        """What a value was lowered to."""
+        scope: Scope | None = self
+        while scope is not None:
+            if value in scope.values:
+                return scope.values[value]
+            scope = scope.parent
+        if value.const_value is None:
+            raise InternalError(f"value {value.name!r} is read before it is computed")
+        constant = Constant(str(value.name), value.const_value.numpy())
+        self.values[value] = constant
+        return constant
+
+    def lower_node(self, node: ir.Node) -> None:
+        """Lower one node and note its results.
+
+        Raises:
+            Unsupported: The node cannot be lowered; with the reason.
+        """
+        context = self.context
+        inputs = [None if value is None else self.value(value) for value in node.inputs]
+        opset = context.opsets.get(node.domain, 1)
+        call = Call(node, inputs, opset, context.builder, context.weight, self.lower_graph)
+        known = symbolic.evaluate(call)
+        results = (known,) if known is not None else _convert(call, context.table)
+        self.values.update(zip(node.outputs, results, strict=False))
+
+    def lower_graph(self, graph: ir.Graph, inputs: Mapping[ir.Value, Value]) -> list[Value]:
+        """Lower a subgraph where the builder stands; returns its outputs."""
+        scope = Scope(self.context, dict(inputs), self)
+        for node in graph:
+            try:
+                scope.lower_node(node)
+            except Unsupported as refusal:
+                inner = f"in its subgraph, {node.name} ({node.op_type}): {refusal}"
+                raise Unsupported(inner) from refusal
+        return [scope.value(value) for value in graph.outputs]
+
+
+def _convert(call: Call, table: OperatorTable) -> tuple[Value, ...]:
+    node = call.node
+    convert = table.find(node.domain, node.op_type, call.opset)
+    if convert is None:
+        domain = node.domain or "ai.onnx"
+        raise Unsupported(f"{domain} {node.op_type} at opset {call.opset} has no converter")
+    try:
+        results = convert(call)
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+        raise Unsupported(f"lowering failed: {_last_line(error)}") from error
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
