@@ -40,6 +40,7 @@ from hybridc.runtime.executor import LoadedPart
 from hybridc.runtime.library import load_library
 from hybridc.runtime.loader import Model
 from hybridc.runtime.machine import why_not
+from hybridc.runtime.tensors import to_tensor
 from hybridc.targets.protocol import Device
 from hybridc.targets.registry import find_target
 
@@ -173,16 +174,11 @@ def load_built(built: Built) -> Model:
         LoadedPart(
             spec,
             load_library(spec.library, memoryview(item.artifact.library)),
-            tvm_ffi.Array([_tensor(built.weights[name]) for name in spec.weights]),
+            tvm_ffi.Array([to_tensor(built.weights[name]) for name in spec.weights]),
         )
         for spec, item in zip(manifest.parts, built.parts, strict=True)
     ]
     return Model(manifest, parts)
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> Any:
-    flags = array.flags
-    return tvm_ffi.from_dlpack(array if flags.writeable and flags.c_contiguous else array.copy())
 
 
 def _samples(model: Path, manifest: Manifest, options: Options) -> Iterator[Sample]:

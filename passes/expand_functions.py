@@ -29,6 +29,8 @@ class ExpandFunctions(ir.passes.FunctionalPass):
         used = {(n.domain, n.op_type) for n in ir.traversal.RecursiveGraphIterator(model.graph)}
         if not used & set(selected):
             return ir.passes.PassResult(model.clone(), modified=False)
+        model = model.clone()
+        _write_defaults(model.graph, set(selected))
         weights = dict(model.graph.initializers)
         proto = _c_api_utils.call_onnx_api(lambda proto: _expand(proto, selected), model)
         expanded = ir.from_proto(proto)
@@ -44,6 +46,18 @@ class ExpandFunctions(ir.passes.FunctionalPass):
             if version and has_body and not self._lowers(schema.domain, schema.name, version):
                 selected.append((schema.domain, schema.name))
         return selected
+
+
+def _write_defaults(graph: ir.Graph, selected: set[tuple[str, str]]) -> None:
+    """Write out attributes that are left at their defaults: bodies refer to them by name."""
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        if (node.domain, node.op_type) not in selected:
+            continue
+        version = graph.opset_imports[node.domain]
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+        for name, attribute in schema.attributes.items():
+            if attribute.default_value.name and name not in node.attributes:
+                node.attributes.add(ir.from_proto(attribute.default_value))
 
 
 def _expand(proto: onnx.ModelProto, selected: list[tuple[str, str]]) -> onnx.ModelProto:

@@ -13,7 +13,6 @@ from hybridc.passes.infer_shapes import InferShapes
 from hybridc.passes.name_nodes import NameNodes
 from hybridc.passes.simplify import Simplify
 from onnx_ir.passes.common import (
-    IdentityEliminationPass,
     InlinePass,
     LiftConstantsToInitializersPass,
     RemoveInitializersFromInputsPass,
@@ -56,7 +55,6 @@ def make_steps(lowers: Lowers) -> tuple[Step, ...]:
         Step("fold constants", FoldConstants),
         Step("infer shapes of folded", InferShapes, optional=True),
         Step("fold shapes", FoldConstants),
-        Step("remove identities", IdentityEliminationPass),
         Step("remove unused nodes", RemoveUnusedNodesPass),
     )
 

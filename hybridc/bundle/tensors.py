@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from hybridc.bundle.dtypes import dtype_named
 from hybridc.errors import BundleError
 
 ALIGNMENT = 64
@@ -27,10 +28,13 @@ FILLER = "__filler__"
 MAX_HEADER_BYTES = 100_000_000
 
 _NAMES = {
+    "bfloat16": "BF16",
     "bool": "BOOL",
     "float16": "F16",
     "float32": "F32",
     "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
     "int8": "I8",
     "int16": "I16",
     "int32": "I32",
@@ -40,7 +44,7 @@ _NAMES = {
     "uint32": "U32",
     "uint64": "U64",
 }
-_DTYPES = {code: np.dtype(name) for name, code in _NAMES.items()}
+_CODES = {code: name for name, code in _NAMES.items()}
 
 _MALFORMED = (
     struct.error,
@@ -114,7 +118,7 @@ def decode(data: Any, where: str) -> dict[str, Array]:
 
 def _tensor(entry: Mapping[str, Any], body: memoryview) -> Array:
     begin, end = entry["data_offsets"]
-    dtype, shape = _DTYPES[entry["dtype"]], tuple(int(dim) for dim in entry["shape"])
+    dtype, shape = dtype_named(_CODES[entry["dtype"]]), tuple(int(dim) for dim in entry["shape"])
     if not 0 <= begin <= end <= len(body) or min(shape, default=0) < 0:
         raise ValueError("a tensor lies outside the file")
     count = math.prod(shape)

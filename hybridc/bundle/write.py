@@ -80,7 +80,12 @@ def publish(folder: Path, destination: Path) -> None:
 
 
 def check_destination(destination: Path) -> None:
-    """Refuse a destination that holds something other than a bundle."""
+    """Refuse a destination that cannot be written, or that holds something other than a bundle."""
+    parent = destination.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"cannot write to {parent}: it is not a folder; make it or choose another")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write to {parent}: permission denied")
     wants_file = destination.suffix == SUFFIX
     if not destination.exists() or (destination.is_file() and wants_file):
         return

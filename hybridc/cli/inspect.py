@@ -80,8 +80,14 @@ def _describe_model(path: Path, shapes: tuple[str, ...]) -> dict[str, Any]:
 def _describe_value(value: ir.Value) -> dict[str, Any]:
     dims = [] if value.shape is None else list(value.shape)
     names = [dim if isinstance(dim, int) else str(dim.value or "?") for dim in dims]
-    dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
-    return {"name": value.name, "dtype": dtype, "shape": names}
+    return {"name": value.name, "dtype": _dtype_name(value.dtype), "shape": names}
+
+
+def _dtype_name(dtype: ir.DataType | None) -> str:
+    """An element type's name as in a bundle."""
+    if dtype is None:
+        return "unknown"
+    return "string" if dtype.name == "STRING" else dtype.numpy().name
 
 
 def _weight_bytes(graph: ir.Graph) -> int:

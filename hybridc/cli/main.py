@@ -23,12 +23,10 @@ VERBS = {
 }
 """Verbs with their one line in ``hybridc --help``, so that help imports none of them."""
 
-_EXTRA_OF = {
-    "tvm": "compiler",
-    "onnx": "compiler",
-    "onnx_ir": "compiler",
-    "onnxruntime": "compiler",
-}
+_EXTRA_OF = dict.fromkeys(
+    "tvm onnx onnx_ir onnxruntime onnxsim networkx ml_dtypes google".split(), "compiler"
+)
+"""Which extra brings a package that is missing."""
 
 
 class _Verbs(click.Group):

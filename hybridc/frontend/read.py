@@ -20,7 +20,7 @@ import onnx_ir as ir
 from hybridc.errors import ModelError, UsageError
 
 OLDEST_OPSET = 7
-NEWEST_OPSET = 27
+NEWEST_OPSET = 28
 _CHUNK_BYTES = 1 << 20
 
 

@@ -92,6 +92,27 @@ class Call:
             return list(value.elements)
         return [int(element) for element in np.ravel(self.constant(index, what))]
 
+    def dims_of(self, tensor: Expression, what: str) -> list[Dim]:
+        """Elements of a run-time integer tensor of rank 0 or 1 as dimensions.
+
+        The tensor is read on the host when the model runs. Its elements must be sizes already:
+        not negative, nothing left to resolve; a kernel before this does that where it is needed.
+        """
+        shape = shape_of(tensor)
+        if len(shape) > 1 or not all(isinstance(dim, int) for dim in shape):
+            raise Unsupported(f"{what} must have a known length")
+        count = shape[0] if shape else 1
+        if dtype_of(tensor) != "int64":
+            tensor = self.emit(relax.op.astype(tensor, "int64"))
+        if not shape:
+            tensor = self.emit(relax.op.reshape(tensor, (1,)))
+        kind = relax.ShapeType(ndim=count)
+        call = relax.call_pure_packed("vm.builtin.tensor_to_shape", tensor, ty_args=[kind])
+        prefix = self.builder.get_unique_name("size")
+        dims = [tirx.Var(f"{prefix}_{index}", "int64") for index in range(count)]
+        self.builder.match_cast(self.emit(call), relax.ShapeType(dims))
+        return dims
+
     def shape(self, index: int) -> tuple[Dim, ...]:
         """Shape of input ``index``; ints where a dimension is known."""
         value = self.value(index)

@@ -97,6 +97,8 @@ def _lower_nodes(nodes: Sequence[ir.Node], scope: Scope) -> Iterator[tuple[str, 
 
 
 def _parameter(context: Context, index: int, value: ir.Value) -> relax.Var:
+    if value.dtype == ir.DataType.STRING or not isinstance(value.type, ir.TensorType):
+        raise UnsupportedError(f"{value.name!r} is not a tensor of numbers: {value.type}")
     if value.shape is None or value.dtype is None:
         raise InternalError(f"value {value.name!r} crosses parts without a shape or type")
     shape = [context.dimension(dim) for dim in value.shape]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
+from hybridc.bundle.dtypes import dtype_named
 from hybridc.bundle.manifest import TensorSpec
 from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
@@ -31,10 +33,9 @@ def make_inputs(
     inputs = {}
     for spec in specs:
         shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape)
-        dtype = np.dtype(spec.dtype)
-        numbers = (
-            random.standard_normal(shape) if dtype.kind == "f" else random.randint(0, 2, shape)
-        )
+        dtype = dtype_named(spec.dtype)
+        integer = dtype.kind in "biu"
+        numbers = random.randint(0, 2, shape) if integer else random.standard_normal(shape)
         inputs[spec.name] = np.asarray(numbers).astype(dtype)
     return inputs
 
@@ -56,7 +57,7 @@ def read_arrays(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
         if not isinstance(loaded, np.ndarray):
             with loaded:
                 return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} cannot be read as npy or npz: {error}") from error
     if len(specs) != 1:
         names = ", ".join(spec.name for spec in specs)
@@ -78,9 +79,17 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
             if path.suffix == ".npy":
                 np.save(file, next(iter(arrays.values())))
             else:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
+                _write_npz(file, arrays)
         os.replace(temporary, path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    """Like ``np.savez``, which cannot take an array that is called as one of its parameters."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from hybridc.bundle.dtypes import dtype_named
 from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.errors import UsageError
+from hybridc.runtime.tensors import to_tensor
 
 
 class InputReader:
@@ -25,7 +27,7 @@ class InputReader:
         self._ranges = manifest.dimensions
         self._names = frozenset(spec.name for spec in manifest.inputs)
         self._expected = [
-            (spec.name, np.dtype(spec.dtype), _static_shape(spec)) for spec in manifest.inputs
+            (spec.name, dtype_named(spec.dtype), _static_shape(spec)) for spec in manifest.inputs
         ]
 
     def read(self, arrays: Mapping[str, Any]) -> list[Any]:
@@ -45,12 +47,12 @@ class InputReader:
                 tensor = None
             else:
                 tensor = _from_other(name, array)
-                found_dtype, found_shape = np.dtype(str(tensor.dtype)), tuple(tensor.shape)
+                found_dtype, found_shape = dtype_named(str(tensor.dtype)), tuple(tensor.shape)
             if found_dtype != dtype or (shape is not None and found_shape != shape):
                 self._refuse(name, found_dtype, found_shape)
             if shape is None:
                 shapes[name] = found_shape
-            tensors.append(_to_tensor(array) if tensor is None else tensor)
+            tensors.append(to_tensor(array) if tensor is None else tensor)
         if shapes:
             self._check_dimensions(shapes)
         return tensors
@@ -126,21 +128,3 @@ def _from_other(name: str, value: Any) -> Any:
     if tensor.device.type != "cpu":
         raise UsageError(f"input {name!r} is on {tensor.device} and must be in host memory")
     return tensor
-
-
-def _to_tensor(array: np.ndarray[Any, Any]) -> Any:
-    flags = array.flags
-    if not array.size:
-        array = _compact(array)
-    elif not (flags.c_contiguous and flags.writeable):
-        array = np.array(array, order="C", copy=True)
-    return tvm_ffi.from_dlpack(array)
-
-
-def _compact(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array without elements like ``array``, with the strides that TVM expects of it."""
-    strides, step = [], array.itemsize
-    for dim in reversed(array.shape):
-        strides.append(step)
-        step *= dim
-    return np.ndarray(array.shape, array.dtype, bytearray(array.itemsize), 0, strides[::-1])

@@ -30,8 +30,8 @@ _RUNTIME_FUNCTION = "ffi.Module.load_from_bytes.relax.VMExecutable"
 _lock = threading.Lock()
 _path_numbers = itertools.count(1)
 _loaded: dict[str, tuple[str, ctypes.CDLL]] = {}
-"""Runtime libraries with their names, by checksum. A process can hold one TVM runtime only, since its functions
-register under global names; so this is a fact about the process and not of any one model."""
+"""Runtime libraries with their names, by checksum. A process can hold one TVM runtime only, since
+its functions register under global names; so this is a fact about the process, not a model."""
 
 
 def load_runtime(bundle: Bundle, architecture: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import tvm_ffi
 
 from hybridc.bundle.manifest import Manifest, TensorSpec
@@ -23,6 +22,7 @@ from hybridc.runtime.executor import Executor, LoadedPart
 from hybridc.runtime.inputs import InputReader
 from hybridc.runtime.library import load_library, load_runtime
 from hybridc.runtime.machine import require
+from hybridc.runtime.tensors import to_array, to_tensor
 
 
 class Model:
@@ -76,7 +76,7 @@ class Model:
                 model was closed.
         """
         results = self.run_tensors(self._reader.read(arrays))
-        return dict(zip(self._names, map(np.from_dlpack, results), strict=True))
+        return dict(zip(self._names, map(to_array, results), strict=True))
 
     def run_tensors(self, tensors: list[Any]) -> list[Any]:
         """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors."""
@@ -129,7 +129,7 @@ def load_bundle(bundle: Bundle) -> Model:
     for architecture in dict.fromkeys(device.architecture for device in manifest.devices):
         load_runtime(bundle, architecture)
     arrays = bundle.tensors(manifest.weights)
-    weights = {name: tvm_ffi.from_dlpack(array) for name, array in arrays.items()}
+    weights = {name: to_tensor(array) for name, array in arrays.items()}
     return Model(
         manifest, [_load_part(bundle, index, weights) for index in range(len(manifest.parts))]
     )

@@ -6,7 +6,7 @@ broadcast whose outcome would depend on a run-time size is refused rather than g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -190,7 +190,7 @@ def map_elements(
 
     def kernel(own: Own, *arrays: te.Tensor) -> te.Tensor:
         remaining = iter(arrays)
-        readers = [_reader(value, remaining) for value in values]
+        readers = [_reader(value, remaining, shape) for value in values]
 
         def element(*index: Any) -> Any:
             result = function(*(read(index) for read in readers))
@@ -201,19 +201,24 @@ def map_elements(
     return emit_kernel(call, kernel, *tensors, name=name)
 
 
-def _reader(value: Value, arrays: Any) -> Callable[[Sequence[Any]], Any]:
+def _reader(
+    value: Value, arrays: Iterator[te.Tensor], shape: Sequence[Dim]
+) -> Callable[[Sequence[Any]], Any]:
+    """A function from an index of the broadcast ``shape`` to the element of one argument."""
     scalar = immediate(value)
     if scalar is not None:
         return lambda _index: scalar
     array = next(arrays)
-    return lambda index: read_broadcast(array, index)
-
-
-def read_broadcast(array: te.Tensor, index: Sequence[Any]) -> Any:
-    """Element of ``array`` under an index of the shape that it is broadcast to."""
-    own = index[len(index) - len(array.shape) :]
-    pairs = zip(own, array.shape, strict=True)
-    return array(*(0 if as_dim(dim) == 1 else i for i, dim in pairs))
+    offset = len(shape) - len(array.shape)
+    # TVM fuses a kernel behind a convolution only if it reads some array at its own index, so a
+    # dimension of one is indexed like any other unless it is broadcast.
+    spread = [
+        as_dim(own) == 1 and not same_dim(dim, 1)
+        for own, dim in zip(array.shape, shape[offset:], strict=True)
+    ]
+    return lambda index: array(
+        *(0 if wide else i for wide, i in zip(spread, index[offset:], strict=True))
+    )
 
 
 def immediate(value: Value) -> Any | None:
