@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from hybridc.passes.drop_stale_shapes import DropStaleShapes
 from hybridc.passes.expand_functions import ExpandFunctions, Lowers
+from hybridc.passes.fold_affine import FoldAffine
 from hybridc.passes.fold_constants import FoldConstants
 from hybridc.passes.infer_shapes import InferShapes
 from hybridc.passes.name_nodes import NameNodes
@@ -55,6 +56,7 @@ def make_steps(lowers: Lowers) -> tuple[Step, ...]:
         Step("fold constants", FoldConstants),
         Step("infer shapes of folded", InferShapes, optional=True),
         Step("fold shapes", FoldConstants),
+        Step("fold scales and shifts", FoldAffine),
         Step("remove unused nodes", RemoveUnusedNodesPass),
     )
 

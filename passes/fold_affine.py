@@ -1,0 +1,188 @@
+"""Fold per-channel scales and shifts behind a convolution or Gemm into its weights and bias.
+
+    Conv(x, W, b) -> BatchNormalization / Mul / Div / Add / Sub by constants per channel
+    =  s * (W x + b) + t
+    =  Conv(x, s W, s b + t)
+
+The products are computed in float64 and rounded once, so that folding adds no error of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """``scale * x + shift``, each of one element per channel, in float64."""
+
+    scale: Array
+    shift: Array
+
+
+class FoldAffine(ir.passes.InPlacePass):
+    """Folds until no convolution or Gemm is followed by something that folds."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fold in the main graph."""
+        modified = False
+        for node in list(model.graph):
+            while node.graph is not None and _fold_reader(model.graph, node):
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _fold_reader(graph: ir.Graph, node: ir.Node) -> bool:
+    """Fold the only reader of ``node`` into it, if it is a constant affine map per channel."""
+    if node.domain or not _has_constant_weights(node):
+        return False
+    output = node.outputs[0]
+    uses = list(output.uses())
+    if len(uses) != 1 or output.is_graph_output():
+        return False
+    reader = uses[0].node
+    channels = _channels(node)
+    affine = _affine_of(reader, output, channels) if reader.graph is graph else None
+    if affine is None:
+        return False
+    _scale_weights(graph, node, affine)
+    result = reader.outputs[0]
+    if result.is_graph_output():
+        return _take_over_output(graph, node, reader)
+    output.shape = result.shape
+    result.replace_all_uses_with(output)
+    graph.remove(reader, safe=True)
+    return True
+
+
+def _take_over_output(graph: ir.Graph, node: ir.Node, reader: ir.Node) -> bool:
+    """Let ``node`` compute the graph output that ``reader`` computed, under its name."""
+    old, new = reader.outputs[0], node.outputs[0]
+    index = graph.outputs.index(old)
+    old.replace_all_uses_with(new)
+    graph.outputs[index] = new
+    name, old.name = old.name, None
+    graph.remove(reader, safe=True)
+    new.name, new.shape = name, old.shape
+    return True
+
+
+def _has_constant_weights(node: ir.Node) -> bool:
+    """Whether a node is a convolution or Gemm whose weights and bias can be changed."""
+    if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.outputs) != 1:
+        return False
+    weight = _contents(node.inputs[1])
+    if weight is None or weight.dtype.kind != "f":
+        return False
+    if node.op_type == "Gemm" and node.attributes.get_float("beta", 1.0) != 1.0:
+        return False
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    contents = _contents(bias)
+    return bias is None or (contents is not None and contents.shape == (_channels(node),))
+
+
+def _contents(value: ir.Value | None) -> Array | None:
+    if value is None or value.const_value is None or value.is_graph_input():
+        return None
+    return value.const_value.numpy()
+
+
+def _channels(node: ir.Node) -> int:
+    """Number of output channels."""
+    weight = node.inputs[1]
+    assert weight is not None
+    assert weight.const_value is not None
+    dims = [int(dim) for dim in weight.const_value.shape.numpy()]
+    if node.op_type == "Gemm":
+        return dims[0 if node.attributes.get_int("transB", 0) else 1]
+    groups = node.attributes.get_int("group", 1)
+    return dims[0] if node.op_type == "Conv" else dims[1] * groups
+
+
+def _affine_of(reader: ir.Node, source: ir.Value, channels: int) -> _Affine | None:
+    """``reader`` as an affine map of ``source``; ``None`` if it is none with constants."""
+    if reader.domain or reader.inputs[0] is None:
+        return None
+    if reader.op_type == "BatchNormalization":
+        return _batch_normalization(reader, source)
+    if reader.op_type not in ("Mul", "Div", "Add", "Sub") or len(reader.inputs) != 2:
+        return None
+    first = reader.inputs[0] is source
+    operand = _per_channel(reader.inputs[1 if first else 0], source, channels)
+    if operand is None or (not first and reader.op_type == "Div"):
+        return None
+    ones, zeros = np.ones(channels), np.zeros(channels)
+    if reader.op_type == "Mul":
+        return _Affine(operand, zeros)
+    if reader.op_type == "Div":
+        return _Affine(1 / operand, zeros) if (operand != 0).all() else None
+    if reader.op_type == "Add":
+        return _Affine(ones, operand)
+    return _Affine(ones, -operand) if first else _Affine(-ones, operand)
+
+
+def _batch_normalization(reader: ir.Node, source: ir.Value) -> _Affine | None:
+    """Section BatchNormalization of the ONNX operators, in inference mode."""
+    parts = [_contents(value) for value in reader.inputs[1:5]]
+    if reader.inputs[0] is not source or reader.attributes.get_int("training_mode", 0):
+        return None
+    if any(part is None for part in parts) or any(v.uses() for v in reader.outputs[1:]):
+        return None
+    scale, bias, mean, variance = (np.asarray(part, np.float64) for part in parts)
+    factor = scale / np.sqrt(variance + reader.attributes.get_float("epsilon", 1e-5))
+    return _Affine(factor, bias - mean * factor)
+
+
+def _per_channel(operand: ir.Value | None, source: ir.Value, channels: int) -> Array | None:
+    """A constant operand as one float64 per channel, if it is constant over everything else."""
+    contents = _contents(operand)
+    rank = None if source.shape is None else len(source.shape)
+    if contents is None or rank is None or contents.ndim > rank:
+        return None
+    dims = (1,) * (rank - contents.ndim) + contents.shape
+    others = dims[:1] + dims[2:]
+    if any(dim != 1 for dim in others) or dims[1] not in (1, channels):
+        return None
+    return np.broadcast_to(contents.reshape(-1).astype(np.float64), (channels,))
+
+
+def _scale_weights(graph: ir.Graph, node: ir.Node, affine: _Affine) -> None:
+    weight = _contents(node.inputs[1])
+    assert weight is not None
+    scaled = _scaled(node, weight.astype(np.float64), affine.scale).astype(weight.dtype)
+    old = _contents(node.inputs[2]) if len(node.inputs) > 2 else None
+    bias = np.zeros(len(affine.scale)) if old is None else old.astype(np.float64)
+    shifted = (bias * affine.scale + affine.shift).astype(weight.dtype)
+    node.replace_input_with(1, _initializer(graph, f"{node.name}__weight", scaled))
+    if len(node.inputs) < 3:
+        node.resize_inputs(3)
+    node.replace_input_with(2, _initializer(graph, f"{node.name}__bias", shifted))
+
+
+def _scaled(node: ir.Node, weight: Array, scale: Array) -> Array:
+    """Weights with each output channel multiplied by its scale."""
+    if node.op_type == "Gemm":
+        return weight * (scale[:, None] if node.attributes.get_int("transB", 0) else scale)
+    if node.op_type == "Conv":
+        return weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
+    groups = node.attributes.get_int("group", 1)
+    split = weight.reshape(groups, -1, *weight.shape[1:])
+    factor = scale.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))
+    return (split * factor).reshape(weight.shape)
+
+
+def _initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
+    """A new initializer; one that an earlier fold made under the name is replaced."""
+    tensor = ir.tensor(array, name=name)
+    value = ir.Value(
+        name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    graph.initializers.pop(name, None)
+    graph.register_initializer(value)
+    return value
