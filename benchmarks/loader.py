@@ -66,7 +66,9 @@ def call_overhead(bundle: str, rounds: int = 15, calls: int = 20) -> None:
     differences = [a - b for a, b in zip(times["loader"], times["virtual machine"], strict=True)]
     for name, median in medians.items():
         print(f"{name:<16} median {median:9.1f} us a call")
-    print(f"{'difference':<16} median {statistics.median(differences):9.1f} us a call, pair by pair")
+    print(
+        f"{'difference':<16} median {statistics.median(differences):9.1f} us a call, pair by pair"
+    )
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(path: str | os.PathLike[str]) -> Model:
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Model:
     """Load a bundle; see :func:`hybridc.runtime.load`."""
     from hybridc.runtime.loader import load as load_bundle
 
-    return load_bundle(path)
+    return load_bundle(path, threads=threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hybridc.bundle.manifest import MANIFEST, FileSpec, Manifest, from_json
@@ -70,4 +71,34 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
     if MANIFEST not in storage.names():
         raise BundleError(f"{storage.where} is not a bundle: it has no {MANIFEST}")
     manifest = from_json(bytes(storage.map(MANIFEST)), f"{storage.where}: {MANIFEST}")
+    fault = next(_loose_ends(manifest), None)
+    if fault is not None:
+        raise BundleError(f"{storage.where}: {MANIFEST} does not fit together: {fault}")
     return Bundle(manifest, storage)
+
+
+def _loose_ends(manifest: Manifest) -> Iterator[str]:
+    """What a manifest refers to and does not hold."""
+    devices = {device.name for device in manifest.devices}
+    tensors = {spec.name for spec in manifest.inputs}
+    for part in manifest.parts:
+        if part.device not in devices:
+            yield f"{part.name} is on {part.device}, which is none of its devices"
+        yield from (f"{part.name} reads {name}" for name in part.inputs if name not in tensors)
+        tensors.update(part.outputs)
+    outputs = {spec.name for spec in manifest.outputs} - tensors
+    yield from (f"no part computes the output {name}" for name in sorted(outputs))
+    dims = {dim for spec in manifest.inputs for dim in spec.shape if isinstance(dim, str)}
+    yield from (f"{dim} has no range" for dim in sorted(dims - manifest.dimensions.keys()))
+    architectures = {device.architecture for device in manifest.devices}
+    missing = architectures - manifest.runtime.keys()
+    yield from (f"it has no runtime for {name}" for name in sorted(missing))
+    files = {file.path for file in manifest.files}
+    yield from (f"it does not list {name}" for name in _used_files(manifest) if name not in files)
+
+
+def _used_files(manifest: Manifest) -> Iterator[str]:
+    yield manifest.weights
+    yield from (part.library for part in manifest.parts)
+    yield from (name for names in manifest.runtime.values() for name in names)
+    yield from (name for sample in manifest.samples for name in (sample.inputs, sample.outputs))

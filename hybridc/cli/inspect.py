@@ -85,7 +85,7 @@ def _describe_value(value: ir.Value) -> dict[str, Any]:
 
 def _dtype_name(dtype: ir.DataType | None) -> str:
     """An element type's name as in a bundle."""
-    if dtype is None:
+    if dtype is None or dtype.name == "UNDEFINED":
         return "unknown"
     return "string" if dtype.name == "STRING" else dtype.numpy().name
 

@@ -52,6 +52,10 @@ class Call:
         """Whether the optional input ``index`` is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
+    def is_known(self, index: int) -> bool:
+        """Whether :meth:`integers` can tell input ``index`` while compiling."""
+        return isinstance(self.value(index), Constant | Integers)
+
     def attribute(self, name: str, default: Any = None) -> Any:
         """Value of an attribute as a plain Python object, or ``default`` if it is not set."""
         attribute = self.node.attributes.get(name)
@@ -106,8 +110,10 @@ class Call:
             tensor = self.emit(relax.op.astype(tensor, "int64"))
         if not shape:
             tensor = self.emit(relax.op.reshape(tensor, (1,)))
-        kind = relax.ShapeType(ndim=count)
-        call = relax.call_pure_packed("vm.builtin.tensor_to_shape", tensor, ty_args=[kind])
+        # Reading is marked impure because TVM's fusion may move a kernel in front of the dimensions
+        # that it uses, but not across an impure call.
+        reader = relax.ExternFunc("vm.builtin.tensor_to_shape")
+        call = relax.Call(reader, [tensor], ty_args=[relax.ShapeType(ndim=count)])
         prefix = self.builder.get_unique_name("size")
         dims = [tirx.Var(f"{prefix}_{index}", "int64") for index in range(count)]
         self.builder.match_cast(self.emit(call), relax.ShapeType(dims))

@@ -65,7 +65,8 @@ def lower(section: Section, table: OperatorTable) -> Lowered:
     parameters = [_parameter(context, i, value) for i, value in enumerate(section.inputs)]
     scope.values.update(zip(section.inputs, parameters, strict=True))
     attributes = {"num_input": len(parameters), "global_symbol": "main"}
-    with context.builder.function("main", attrs=attributes):
+    # Not pure, since sizes may be read from tensors (Call.dims_of).
+    with context.builder.function("main", attrs=attributes, pure=False):
         reasons = tuple(_lower_nodes(section.nodes, scope))
         outputs = [] if reasons else [_output(scope, v, parameters) for v in section.outputs]
         variables = [variable for _, variable in context.weights.values()]

@@ -17,12 +17,13 @@ import tvm_ffi
 from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.bundle.tensors import Array
-from hybridc.errors import UsageError
+from hybridc.errors import BundleError, UsageError
 from hybridc.runtime.executor import Executor, LoadedPart
 from hybridc.runtime.inputs import InputReader
 from hybridc.runtime.library import load_library, load_runtime
 from hybridc.runtime.machine import require
 from hybridc.runtime.tensors import to_array, to_tensor
+from hybridc.runtime.threads import use_threads
 
 
 class Model:
@@ -32,8 +33,11 @@ class Model:
         manifest: The bundle's description.
     """
 
-    def __init__(self, manifest: Manifest, parts: list[LoadedPart]) -> None:
+    def __init__(
+        self, manifest: Manifest, parts: list[LoadedPart], threads: int | None = None
+    ) -> None:
         self.manifest = manifest
+        self._threads = threads or len(os.sched_getaffinity(0))
         self._parts: list[LoadedPart] | None = parts
         self._reader = InputReader(manifest)
         self._names = [spec.name for spec in manifest.outputs]
@@ -82,14 +86,15 @@ class Model:
         """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors."""
         if self._parts is None:
             raise UsageError("this model was closed; load the bundle again")
+        use_threads(self._threads)
         try:
             executor = self._idle.pop()
         except IndexError:
             executor = Executor(self.manifest, self._parts)
-        try:
-            return executor.run(tensors)
-        finally:
+        results = executor.run(tensors)  # one that raised is not used again
+        if self._parts is not None:
             self._idle.append(executor)
+        return results
 
     def close(self) -> None:
         """Release code and weights. Arrays returned before stay valid."""
@@ -108,20 +113,27 @@ class Model:
         self.close()
 
 
-def load(path: str | os.PathLike[str]) -> Model:
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Model:
     """Load a bundle: a folder or a ``.hyb`` file.
 
     The checksums of everything that is used are checked first.
 
+    Args:
+        path: The bundle.
+        threads: Threads for the kernels of one call, the caller's included; as many as the
+            process may use cores if it is not given.
+
     Raises:
-        UsageError: There is nothing at ``path``.
+        UsageError: There is nothing at ``path``, or ``threads`` is not positive.
         BundleError: The bundle is damaged or of a newer schema.
         DeviceError: This machine lacks something that the bundle needs; the message says what.
     """
-    return load_bundle(open_bundle(path))
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is {threads} and must be at least 1")
+    return load_bundle(open_bundle(path), threads)
 
 
-def load_bundle(bundle: Bundle) -> Model:
+def load_bundle(bundle: Bundle, threads: int | None = None) -> Model:
     """Load an opened bundle; see :func:`load`."""
     manifest = bundle.manifest
     for device in manifest.devices:
@@ -130,12 +142,14 @@ def load_bundle(bundle: Bundle) -> Model:
         load_runtime(bundle, architecture)
     arrays = bundle.tensors(manifest.weights)
     weights = {name: to_tensor(array) for name, array in arrays.items()}
-    return Model(
-        manifest, [_load_part(bundle, index, weights) for index in range(len(manifest.parts))]
-    )
+    parts = [_load_part(bundle, index, weights) for index in range(len(manifest.parts))]
+    return Model(manifest, parts, threads)
 
 
 def _load_part(bundle: Bundle, index: int, weights: Mapping[str, Any]) -> LoadedPart:
     spec = bundle.manifest.parts[index]
+    missing = [name for name in spec.weights if name not in weights]
+    if missing:
+        raise BundleError(f"{bundle.storage.where} lacks the weights {missing} of {spec.name}")
     library = load_library(spec.library, bundle.read(spec.library))
     return LoadedPart(spec, library, tvm_ffi.Array([weights[name] for name in spec.weights]))

@@ -43,7 +43,10 @@ def default_table() -> OperatorTable:
         movement,
         normalization,
         pooling,
+        recurrent,
         reduction,
+        signal,
+        vision,
     )
 
     families = (
@@ -54,6 +57,9 @@ def default_table() -> OperatorTable:
         movement,
         normalization,
         pooling,
+        recurrent,
         reduction,
+        signal,
+        vision,
     )
     return OperatorTable(tuple(row for family in families for row in family.OPERATORS))

@@ -18,6 +18,9 @@ from tvm import relax, te, tirx
 from hybridc.lowering.call import Call, Unsupported, as_dim, as_expression, shape_of
 from hybridc.lowering.value import Constant, Dim, Expression, Integers, Value
 
+MAX_SIZE = 10**9
+"""No dimension has as many elements; some exporters write this number for "to the end"."""
+
 HALF_TYPES = ("float16", "bfloat16")
 """Types whose sums are accumulated in float32."""
 
@@ -25,7 +28,7 @@ HALF_TYPES = ("float16", "bfloat16")
 def simplify(dim: Dim) -> Dim:
     """A dimension in its simplest form: an int where it is constant.
 
-    Every variable in a dimension is a size, hence not negative.
+    Every variable in a dimension is a size: not negative, and below ``MAX_SIZE``.
     """
     if isinstance(dim, int):
         return dim
@@ -50,7 +53,7 @@ def at_least(dim: Dim, bound: int) -> bool:
 def _analyzer(dim: Any) -> Any:
     analyzer = tvm.sym.Analyzer()
     for variable in variables(dim):
-        analyzer.bind(variable, tvm.ir.Range(0, 1 << 40))
+        analyzer.bind(variable, tvm.ir.Range(0, MAX_SIZE))
     return analyzer
 
 

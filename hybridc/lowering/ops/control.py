@@ -48,7 +48,7 @@ def _branch_call(call: Call, graph: ir.Graph) -> Expression:
         block = builder._end_block()
     body = relax.SeqExpr([block], result)
     captured = relax.analysis.free_vars(body)
-    function = relax.Function(captured, body, result.ty)
+    function = relax.Function(captured, body, result.ty, is_pure=False)
     variable = builder.add_func(relax.utils.copy_with_new_vars(function), "branch")
     builder._begin_binding_block()
     result = call.emit(relax.Call(variable, captured))

@@ -29,6 +29,7 @@ from hybridc.lowering.ops.common import (
 from hybridc.lowering.ops.window import (
     Window,
     explicit_paddings,
+    not_negative,
     pad_spatial,
     unpadded_window,
     window_of,
@@ -46,9 +47,10 @@ def convolution(call: Call) -> Expression:
     outputs, per_group = call.shape(1)[:2]
     _check_channels(call, per_group * groups, outputs, groups)
     dtype = call.dtype(0)
+    data, window = _padded(call, window)
     result = call.emit(
         _CONVOLUTIONS[len(window.kernel)](
-            call.tensor(0),
+            data,
             call.tensor(1),
             strides=list(window.strides),
             padding=window.padding,
@@ -58,6 +60,20 @@ def convolution(call: Call) -> Expression:
         )
     )
     return _with_bias(call, cast(call, result, dtype))
+
+
+def _padded(call: Call, window: Window) -> tuple[Expression, Window]:
+    """The data, padded by a kernel of its own where Relax's operator cannot, as for ``2 * n``."""
+    if all(isinstance(pad, int) for pad in window.padding):
+        return call.tensor(0), window
+
+    def kernel(own: Own, data: te.Tensor) -> te.Tensor:
+        moved = window.translated(own)
+        return pad_spatial(data, moved.before, moved.after, number(0, data))
+
+    none = (0,) * len(window.kernel)
+    data = emit_kernel(call, kernel, call.tensor(0), name="pad")
+    return data, replace(window, before=none, after=none)
 
 
 def _check_rank(call: Call) -> None:
@@ -157,7 +173,7 @@ class _Axis:
     def overrun(self, outputs: Dim, inputs: Dim) -> Dim:
         """How far behind the last input the last output reads."""
         last = tirx.floordiv(outputs - 1 + self.before, self.stride)
-        return _not_negative(simplify(last - (inputs - 1)))
+        return not_negative(simplify(last - (inputs - 1)))
 
     def meet(self, output: Any, tap: Any) -> tuple[Any, Any, Any | None]:
         """Input position, kernel position, and the condition under which they count."""
@@ -169,10 +185,6 @@ class _Axis:
         kernel = tirx.floormod(position, self.stride) + tap * self.stride
         exists = None if self.kernel % self.stride == 0 else kernel < self.kernel
         return tirx.floordiv(position, self.stride) - tap, kernel, exists
-
-
-def _not_negative(dim: Dim) -> Dim:
-    return max(dim, 0) if isinstance(dim, int) else simplify(tirx.max(dim, 0))
 
 
 def _transposed_kernel(

@@ -69,7 +69,11 @@ def scaled(call: Call, tensor: Expression, factor: float) -> Expression:
 def einsum(call: Call) -> Expression:
     """Einstein summation."""
     equation = str(call.attribute("equation")).replace(" ", "")
-    return call.emit_te(topi.einsum, equation, *call.tensors(), primfunc_name_hint="einsum")
+    dtype = call.dtype(0)
+    wide = "float32" if dtype in HALF_TYPES else dtype
+    operands = [cast(call, tensor, wide) for tensor in call.tensors()]
+    result = call.emit_te(topi.einsum, equation, *operands, primfunc_name_hint="einsum")
+    return cast(call, result, dtype)
 
 
 OPERATORS: tuple[Operator, ...] = (

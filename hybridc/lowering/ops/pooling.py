@@ -25,7 +25,7 @@ from hybridc.lowering.ops.common import (
     reduce_axis,
     simplify,
 )
-from hybridc.lowering.ops.window import Window, pad_spatial, window_of
+from hybridc.lowering.ops.window import Window, not_negative, pad_spatial, window_of
 from hybridc.lowering.value import Dim, Expression
 
 
@@ -36,8 +36,8 @@ def max_pool(call: Call) -> Expression:
     window, sizes = _geometry(call)
 
     def kernel(own: Own, data: te.Tensor) -> te.Tensor:
-        counts = [own(size) for size in sizes]
-        return _pool(data, window, counts, te.max, te.min_value(data.dtype), "pool_max")
+        moved, counts = window.translated(own), [own(size) for size in sizes]
+        return _pool(data, moved, counts, te.max, te.min_value(data.dtype), "pool_max")
 
     return emit_kernel(call, kernel, call.tensor(0), name="max_pool")
 
@@ -49,10 +49,10 @@ def average_pool(call: Call) -> Expression:
     dtype = call.dtype(0)
 
     def kernel(own: Own, data: te.Tensor) -> te.Tensor:
-        counts = [own(size) for size in sizes]
-        count = _counter(data.shape[2:], window, counts, padded)
+        moved, counts = window.translated(own), [own(size) for size in sizes]
+        count = _counter(data.shape[2:], moved, counts, padded)
         zero = tirx.const(0, _work(data))
-        total = _pool(_widened(data), window, counts, te.sum, zero, "pool_sum")
+        total = _pool(_widened(data), moved, counts, te.sum, zero, "pool_sum")
 
         def element(*index: Any) -> Any:
             return (total(*index) / count(index[2:]).astype(element_type(total))).astype(dtype)
@@ -71,8 +71,8 @@ def lp_pool(call: Call) -> Expression:
     def kernel(own: Own, data: te.Tensor) -> te.Tensor:
         wide = _widened(data)
         powers = compute(wide.shape, lambda *i: _absolute_power(wide(*i), order), name="powers")
-        zero = number(0, wide)
-        total = _pool(powers, window, [own(size) for size in sizes], te.sum, zero, "pool_sum")
+        moved, counts = window.translated(own), [own(size) for size in sizes]
+        total = _pool(powers, moved, counts, te.sum, number(0, wide), "pool_sum")
         return compute(total.shape, lambda *i: root(total(*i), order).astype(dtype), name="pool_lp")
 
     return emit_kernel(call, kernel, call.tensor(0), name="lp_pool")
@@ -108,7 +108,7 @@ def _geometry(call: Call) -> tuple[Window, tuple[Dim, ...]]:
     kernel = call.attribute("kernel_shape")
     window = window_of(call, kernel)
     sizes = call.shape(0)[2:]
-    if not call.attribute("ceil_mode", 0):
+    if window.same or not call.attribute("ceil_mode", 0):
         return window, window.output(sizes)
     if not all(isinstance(size, int) for size in sizes):
         raise Unsupported("ceil_mode needs a static shape")
@@ -153,8 +153,7 @@ def _pool(
 
 def _missing(outputs: Dim, stride: int, extent: int, before: int, inputs: Dim) -> Dim:
     """How many elements behind the input the last window reads."""
-    short = simplify((outputs - 1) * stride + extent - before - inputs)
-    return max(short, 0) if isinstance(short, int) else simplify(tirx.max(short, 0))
+    return not_negative(simplify((outputs - 1) * stride + extent - before - inputs))
 
 
 def _counter(
@@ -169,7 +168,7 @@ def _counter(
         start = position * window.strides[axis]
         whole = (sizes[axis] - 1) * window.strides[axis] + window.extents[axis]
         reaches_behind = not _at_most(whole, high)
-        if low == 0 and not reaches_behind:
+        if isinstance(low, int) and low == 0 and not reaches_behind:
             return tirx.const(taps, "int64")
         first = tirx.max(0, tirx.floordiv(low - start + dilation - 1, dilation))
         last = tirx.min(taps, tirx.floordiv(high - start + dilation - 1, dilation))

@@ -8,8 +8,11 @@ from typing import Any
 
 from tvm import te, tirx
 
-from hybridc.lowering.call import Call, Unsupported
+from hybridc.lowering.call import Call, Unsupported, as_dim
 from hybridc.lowering.ops.common import (
+    Own,
+    at_least,
+    ceil_divide,
     compute,
     floor_divide,
     simplify,
@@ -27,13 +30,15 @@ class Window:
         dilations: Input elements from one tap to the next.
         before: Padding in front.
         after: Padding behind.
+        same: Whether the padding is such that ``ceil(size / stride)`` windows fit.
     """
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    before: tuple[Dim, ...]
+    after: tuple[Dim, ...]
+    same: bool = False
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -42,12 +47,19 @@ class Window:
         return tuple((taps - 1) * dilation + 1 for taps, dilation in pairs)
 
     @property
-    def padding(self) -> list[int]:
+    def padding(self) -> list[Dim]:
         """Paddings in the order of ONNX's ``pads``."""
         return [*self.before, *self.after]
 
+    def translated(self, own: Own) -> Window:
+        """The same with dimensions translated into those of a kernel."""
+        return replace(self, before=tuple(map(own, self.before)), after=tuple(map(own, self.after)))
+
     def output(self, sizes: Sequence[Dim]) -> tuple[Dim, ...]:
         """Number of windows along each spatial dimension, rounded down."""
+        if self.same:
+            pairs = zip(sizes, self.strides, strict=True)
+            return tuple(ceil_divide(size, stride) for size, stride in pairs)
         return tuple(
             simplify(floor_divide(simplify(size + before + after - extent), stride) + 1)
             for size, before, after, extent, stride in zip(
@@ -65,7 +77,8 @@ def window_of(call: Call, kernel: Sequence[Dim]) -> Window:
     """
     plain = unpadded_window(call, kernel)
     before, after = _paddings(call, plain)
-    return replace(plain, before=before, after=after)
+    same = call.attribute("auto_pad", "NOTSET").startswith("SAME")
+    return replace(plain, before=before, after=after, same=same)
 
 
 def unpadded_window(call: Call, kernel: Sequence[Dim]) -> Window:
@@ -80,7 +93,7 @@ def unpadded_window(call: Call, kernel: Sequence[Dim]) -> Window:
     return Window(tuple(kernel), strides, dilations, (0,) * rank, (0,) * rank)
 
 
-def _paddings(call: Call, window: Window) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _paddings(call: Call, window: Window) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
     mode = call.attribute("auto_pad", "NOTSET")
     rank = len(window.kernel)
     if mode == "VALID":
@@ -95,8 +108,8 @@ def _paddings(call: Call, window: Window) -> tuple[tuple[int, ...], tuple[int, .
             call.shape(0)[2:], window.extents, window.strides, strict=True
         )
     ]
-    small = tuple(total // 2 for total in totals)
-    large = tuple(total - total // 2 for total in totals)
+    small = tuple(floor_divide(total, 2) for total in totals)
+    large = tuple(simplify(total - half) for total, half in zip(totals, small, strict=True))
     return (small, large) if mode == "SAME_UPPER" else (large, small)
 
 
@@ -108,13 +121,18 @@ def explicit_paddings(call: Call, rank: int) -> tuple[tuple[int, ...], tuple[int
     return tuple(pads[:rank]), tuple(pads[rank:])
 
 
-def _same_padding(size: Dim, extent: int, stride: int) -> int:
+def _same_padding(size: Dim, extent: int, stride: int) -> Dim:
     """Padding that makes ``ceil(size / stride)`` windows."""
     if stride == 1:
         return extent - 1
-    if not isinstance(size, int):
-        raise Unsupported("auto_pad with a stride needs a static shape")
-    return max((-(-size // stride) - 1) * stride + extent - size, 0)
+    return not_negative(simplify((ceil_divide(size, stride) - 1) * stride + extent - size))
+
+
+def not_negative(dim: Dim) -> Dim:
+    """A dimension, or zero where it would be less."""
+    if isinstance(dim, int):
+        return max(dim, 0)
+    return dim if at_least(dim, 0) else simplify(tirx.max(dim, 0))
 
 
 def pad_spatial(
@@ -125,7 +143,8 @@ def pad_spatial(
         return data
     sizes = data.shape[2:]
     shape = [*data.shape[:2]]
-    shape += [low + size + high for low, size, high in zip(before, sizes, after, strict=True)]
+    rows = zip(before, sizes, after, strict=True)
+    shape += [simplify(low + as_dim(size) + high) for low, size, high in rows]
 
     def element(*index: Any) -> Any:
         source = [i - low for i, low in zip(index[2:], before, strict=True)]

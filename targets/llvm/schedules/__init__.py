@@ -1,0 +1,106 @@
+"""CPU schedules: how the loops of each fused function are tiled, vectorized and shared.
+
+:func:`schedule_module` tries the rules in order on every function; the first that fits wins. A
+rule is a function ``(Schedule, Cpu) -> Schedule`` that may change the schedule it is given and
+raises if the function is not of its kind; adding a rule means adding a file and an entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.blocks import (
+    blocks_of,
+    is_reduction,
+    is_spatial,
+)
+from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
+from hybridc.targets.llvm.schedules.generic import schedule_spatial
+from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
+from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.matmul import schedule_matmul
+from hybridc.targets.llvm.schedules.reduction import (
+    peel_reductions,
+    schedule_chain,
+    schedule_reduction,
+)
+from hybridc.targets.llvm.schedules.tails import move_tails
+from hybridc.targets.llvm.schedules.vector_math import expand_math
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+Rule = Callable[[Schedule, Cpu], Schedule]
+
+
+def schedule_module(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
+    """Schedule every fused function of a module.
+
+    Args:
+        module: A Relax ``main`` and the functions that ``FuseTIR`` made.
+        cpu: The processor.
+
+    Returns:
+        The module with the same functions, scheduled; results agree up to the order of sums.
+    """
+    functions = {
+        variable: schedule_function(function, cpu)
+        if isinstance(function, tirx.PrimFunc)
+        else function
+        for variable, function in module.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+
+
+def schedule_function(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
+    """Schedule one function with the first rule that fits; unchanged if none does."""
+    for rule in _RULES:
+        scheduled = apply_rule(rule, function, cpu)
+        if scheduled is not None:
+            return expand_math(scheduled)
+    return expand_math(function)
+
+
+def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc | None:
+    """The function scheduled by one rule, or ``None`` if the rule does not fit.
+
+    Schedule primitives refuse what would change the result by raising; that, too, means that
+    the rule does not fit.
+    """
+    schedule = Schedule(tvm.IRModule({"main": function}))
+    try:
+        return move_tails(rule(schedule, cpu).mod["main"])
+    except (Misfit, RuntimeError, ValueError, TypeError):
+        return None
+
+
+def _matmul(schedule: Schedule, cpu: Cpu) -> Schedule:
+    inline_spatial_blocks(schedule)
+    schedule_matmul(schedule, cpu)
+    return schedule
+
+
+def _chain(schedule: Schedule, cpu: Cpu) -> Schedule:
+    inline_spatial_blocks(schedule)
+    schedule = peel_reductions(schedule, cpu)
+    schedule_chain(schedule, cpu)
+    return schedule
+
+
+def _stages(schedule: Schedule, cpu: Cpu) -> Schedule:
+    """Schedule block after block."""
+    inline_spatial_blocks(schedule)
+    schedule = peel_reductions(schedule, cpu)
+    blocks = blocks_of(schedule)
+    reductions = [block for block in blocks if is_reduction(schedule.get(block))]
+    finished = [schedule_reduction(schedule, block, cpu) for block in reductions]
+    names = {schedule.get(block).name_hint for block in finished}
+    for block in blocks:
+        node = schedule.get(block)
+        if is_spatial(node) and node.name_hint not in names:
+            schedule_spatial(schedule, block, cpu)
+    return schedule
+
+
+_RULES: tuple[Rule, ...] = (schedule_convolution, _matmul, _chain, _stages)

@@ -1,0 +1,154 @@
+"""What a rule asks about the blocks of a scheduled function: kinds, extents, strides, cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlock, SBlockRealize, Schedule
+
+ROOT = "root"
+
+
+def blocks_of(schedule: Schedule) -> list[Any]:
+    """All blocks below the root in program order."""
+    return list(schedule.get_child_blocks(schedule.get_sblock(ROOT)))
+
+
+def output_block(schedule: Schedule) -> Any | None:
+    """The only block that writes a parameter, or ``None`` if there are several."""
+    outputs = list(schedule.get_output_blocks(ROOT))
+    return outputs[0] if len(outputs) == 1 else None
+
+
+def is_spatial(block: SBlock) -> bool:
+    """Whether the block computes each element on its own, without a reduction."""
+    return block.init is None and all(
+        axis.iter_type == tirx.IterVar.DataPar for axis in block.iter_vars
+    )
+
+
+def is_reduction(block: SBlock) -> bool:
+    """Whether the block is a reduction with an initial value."""
+    kinds = {axis.iter_type for axis in block.iter_vars}
+    return block.init is not None and tirx.IterVar.CommReduce in kinds
+
+
+def extents_of(block: SBlock) -> list[int] | None:
+    """Extents of the block's axes, or ``None`` if one is symbolic."""
+    extents = [axis.dom.extent for axis in block.iter_vars]
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return None
+    return [int(extent) for extent in extents]
+
+
+def starts_from(block: SBlock, value: float) -> bool:
+    """Whether a reduction starts from the constant ``value``."""
+    initial = block.init.value if isinstance(block.init, tirx.BufferStore) else None
+    is_constant = isinstance(initial, tirx.IntImm | tirx.FloatImm)
+    return is_constant and float(initial.value) == value
+
+
+def realize_of(schedule: Schedule, block: Any) -> SBlockRealize:
+    """Where the block is placed: its bindings to loops and its predicate."""
+    get = tvm_ffi.get_global_func("s_tir.schedule.GetSBlockRealize")
+    return get(schedule, block)
+
+
+def has_direct_loops(schedule: Schedule, block: Any) -> bool:
+    """Whether each axis of the block is bound to one loop of its own, without a predicate."""
+    realize = realize_of(schedule, block)
+    loops = [schedule.get(loop).loop_var for loop in schedule.get_loops(block)]
+    values = list(realize.iter_values)
+    predicate = realize.predicate
+    unguarded = isinstance(predicate, tirx.IntImm) and bool(int(predicate))
+    return (
+        unguarded
+        and len(loops) == len(values)
+        and all(value.same_as(loop) for value, loop in zip(values, loops, strict=True))
+    )
+
+
+def loads_of(block: SBlock) -> list[tvm.ir.TensorLoad]:
+    """Every buffer load in the block's body."""
+    return collect(block.body, tvm.ir.TensorLoad)
+
+
+def store_of(block: SBlock) -> tirx.BufferStore | None:
+    """The block's body if it is one plain store."""
+    return block.body if isinstance(block.body, tirx.BufferStore) else None
+
+
+def collect(node: Any, *kinds: type) -> list[Any]:
+    """Every node of the given kinds below ``node``, children first."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node, (kinds, lambda item: found.append(item)))
+    return found
+
+
+def cost_of(block: SBlock) -> int:
+    """Rough number of simple instructions for one element of the block."""
+    simple = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Cast, tvm.ir.TensorLoad)
+    calls = [call for call in collect(block.body, tvm.ir.Call) if not _is_cheap(call)]
+    divisions = collect(block.body, tirx.Div)
+    return len(collect(block.body, *simple)) + 5 * len(divisions) + 10 * len(calls) + 1
+
+
+def _is_cheap(call: tvm.ir.Call) -> bool:
+    return getattr(call.op, "name", "") in ("tirx.if_then_else", "tirx.likely")
+
+
+def work_of(block: SBlock) -> int:
+    """Number of iterations of a block of constant size."""
+    return math.prod(extents_of(block) or [0])
+
+
+def axes_of(block: SBlock) -> list[tirx.Var]:
+    """The variables of the block's axes."""
+    return [axis.var for axis in block.iter_vars]
+
+
+def strides_of(buffer: Any, indices: Sequence[Any], axes: Sequence[tirx.Var]) -> list[int] | None:
+    """Elements between two neighbors along each axis in a row-major access.
+
+    Returns ``None`` if the access is not affine in the axes or the buffer's shape is symbolic.
+    """
+    totals = [0] * len(axes)
+    scale = 1
+    for dim, index in zip(reversed(buffer.shape), reversed(indices), strict=True):
+        coefficients = tvm.sym.detect_linear_equation(index, list(axes))
+        if not coefficients or not all(isinstance(c, tirx.IntImm) for c in coefficients[:-1]):
+            return None
+        if not isinstance(dim, tirx.IntImm):
+            return None
+        for axis in range(len(axes)):
+            totals[axis] += scale * int(coefficients[axis])
+        scale *= int(dim)
+    return totals
+
+
+def may_repeat(schedule: Schedule, block: Any, fresh: Sequence[Any] = ()) -> bool:
+    """Whether elements of a spatial block may be computed twice.
+
+    TVM gives an intermediate buffer the memory of another one that is read for the last time,
+    element by element, in the same block. Computing an element again would then start from its
+    own result.
+
+    Args:
+        schedule: The schedule of the function ``main``.
+        block: The block.
+        fresh: Intermediate buffers that are computed anew every time before the block runs.
+    """
+    node, parameters = schedule.get(block), schedule.mod["main"].params
+    outside = [*parameters, *fresh]
+    stores = [store.buffer for store in collect(node.body, tirx.BufferStore)]
+    loads = [load.source for load in loads_of(node)]
+    return _all_among(stores, parameters) or _all_among(loads, [*outside, *stores])
+
+
+def _all_among(buffers: Sequence[Any], known: Sequence[Any]) -> bool:
+    return all(any(buffer.same_as(other) for other in known) for buffer in buffers)

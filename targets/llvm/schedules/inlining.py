@@ -1,0 +1,55 @@
+"""Inline spatial blocks into their readers wherever recomputing costs no more than a buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridc.targets.llvm.schedules.blocks import (
+    blocks_of,
+    cost_of,
+    is_reduction,
+    is_spatial,
+    loads_of,
+    store_of,
+    work_of,
+)
+from tvm.s_tir import Schedule
+
+MAX_COST = 200
+"""No block grows beyond this cost; chains of diamonds would otherwise grow exponentially."""
+
+CHEAP_COST = 4
+"""A block of at most this cost is recomputed at every read rather than stored."""
+
+
+def inline_spatial_blocks(schedule: Schedule, keep: tuple[str, ...] = ()) -> None:
+    """Inline every spatial block that is not an output where that saves a buffer.
+
+    Args:
+        schedule: Changed in place.
+        keep: Names of blocks to leave alone.
+    """
+    for block in blocks_of(schedule):
+        if schedule.get(block).name_hint not in keep and _worth_inlining(schedule, block):
+            try:
+                schedule.compute_inline(block)
+            except RuntimeError:
+                continue
+
+
+def _worth_inlining(schedule: Schedule, block: Any) -> bool:
+    node = schedule.get(block)
+    store = store_of(node)
+    consumers = [schedule.get(consumer) for consumer in schedule.get_consumers(block)]
+    if not is_spatial(node) or store is None or not consumers:
+        return False
+    cost, reads = cost_of(node), 0
+    for consumer in consumers:
+        if not (is_spatial(consumer) or is_reduction(consumer)):
+            return False
+        count = sum(load.source.same_as(store.buffer) for load in loads_of(consumer))
+        if count * cost + cost_of(consumer) > MAX_COST:
+            return False
+        reads += count * work_of(consumer)
+    cheap = cost <= CHEAP_COST and all(map(is_spatial, consumers))
+    return cheap or reads <= work_of(node)

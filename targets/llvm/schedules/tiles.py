@@ -1,0 +1,135 @@
+"""Register tiles: an anchor reduction computed piecewise under the block that finishes it.
+
+Every rule for a heavy reduction has the same skeleton. The anchor (a convolution, a product, a
+pooling window) is followed by one spatial block that reads its result (bias and activation, or a
+plain copy made here). The loops of that final block are tiled, the anchor is computed inside one
+tile, and the tile's accumulators stay in registers until the final block has used them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hybridc.targets.llvm.schedules.blocks import (
+    axes_of,
+    has_direct_loops,
+    is_spatial,
+    loads_of,
+    may_repeat,
+    realize_of,
+    store_of,
+)
+from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.tails import mark_tile, variables_of
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+STACK_BYTES = 1024
+"""Accumulators must be smaller than this: TVM puts larger buffers on the heap, out of reach of
+LLVM's promotion to registers."""
+
+
+def final_block(schedule: Schedule, anchor: Any) -> Any:
+    """The spatial block that alone reads the anchor, element for element; made if there is none.
+
+    Raises:
+        Misfit: The anchor's result is read by several blocks, or in another order.
+    """
+    consumers = list(schedule.get_consumers(anchor))
+    if not consumers:
+        return schedule.cache_write(anchor, 0, "global")
+    if len(consumers) > 1 or not is_spatial(schedule.get(consumers[0])):
+        raise Misfit("the anchor's result is read by several blocks")
+    node, reader = schedule.get(anchor), schedule.get(consumers[0])
+    source, store = store_of(node), store_of(reader)
+    if source is None or store is None or not has_direct_loops(schedule, consumers[0]):
+        raise Misfit("blocks that are not plain stores")
+    axes = axes_of(reader)
+    accesses = [load.indices for load in loads_of(reader) if load.source.same_as(source.buffer)]
+    for indices in [*accesses, store.indices]:
+        if not _same_variables(indices, axes):
+            raise Misfit("the anchor's result is read in another order")
+    if not may_repeat(schedule, consumers[0], [source.buffer]):
+        raise Misfit("the block that finishes the anchor may share memory with what it reads")
+    kept = [axis.var for axis in node.iter_vars if axis.iter_type == tirx.IterVar.DataPar]
+    if not _same_variables(source.indices, kept):
+        raise Misfit("the anchor does not write in the order of its axes")
+    return consumers[0]
+
+
+def _same_variables(indices: Any, axes: Any) -> bool:
+    return len(indices) == len(axes) and all(
+        index.same_as(axis) for index, axis in zip(indices, axes, strict=True)
+    )
+
+
+def loops_by_axis(schedule: Schedule, block: Any, outer: int) -> dict[int, Any]:
+    """The block's loops after the first ``outer`` ones, by the axis that each drives.
+
+    Axes without such a loop (extent 1 inside the tile) are left out.
+
+    Raises:
+        Misfit: Two of the loops drive one axis, or one loop drives two.
+    """
+    found: dict[int, Any] = {}
+    values = list(realize_of(schedule, block).iter_values)
+    for loop in list(schedule.get_loops(block))[outer:]:
+        variable = schedule.get(loop).loop_var
+        axes = [axis for axis, value in enumerate(values) if variable in variables_of(value)]
+        if len(axes) != 1 or axes[0] in found:
+            if int(schedule.get(loop).extent) == 1:
+                continue
+            raise Misfit("a tile whose loops and axes do not match")
+        found[axes[0]] = loop
+    return found
+
+
+def move_into_tile(schedule: Schedule, anchor: Any, place: Any) -> dict[int, Any]:
+    """Compute the anchor under the loop ``place``.
+
+    Returns:
+        The anchor's loops inside the tile by axis.
+    """
+    schedule.compute_at(anchor, place, preserve_unit_loops=True)
+    outer = _depth_of(schedule, anchor, place)
+    return loops_by_axis(schedule, anchor, outer)
+
+
+def _depth_of(schedule: Schedule, block: Any, place: Any) -> int:
+    variable = schedule.get(place).loop_var
+    loops = [schedule.get(loop).loop_var for loop in schedule.get_loops(block)]
+    return next(i for i, loop in enumerate(loops) if loop.same_as(variable)) + 1
+
+
+def reduction_axes(schedule: Schedule, block: Any) -> list[int]:
+    """Positions of the block's reduction axes."""
+    axes = schedule.get(block).iter_vars
+    return [i for i, axis in enumerate(axes) if axis.iter_type == tirx.IterVar.CommReduce]
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """Where the accumulators of a reduction are to be set.
+
+    Loops cannot be vectorized or made parallel any more after this was done, because the
+    reduction is then in two blocks; so it is collected and done last.
+
+    Attributes:
+        block: The reduction.
+        loop: Its outermost reduction loop.
+        inside: Number of innermost loops that are the inside of a register tile.
+    """
+
+    block: Any
+    loop: Any
+    inside: int = 0
+
+
+def initialize(schedule: Schedule, *initializations: Initialization | None) -> None:
+    """Set accumulators in blocks of their own, each before its reduction loop."""
+    for step in initializations:
+        if step is not None:
+            init = schedule.decompose_reduction(step.block, step.loop)
+            loops = list(schedule.get_loops(init))
+            mark_tile(schedule, *loops[len(loops) - step.inside :])

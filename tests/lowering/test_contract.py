@@ -1,0 +1,217 @@
+"""What converters promise beyond values: fusion, run-time sizes, and refusals with a reason."""
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from harness import (
+    PIPELINE,
+    Case,
+    assert_same,
+    check,
+    expected_results,
+    floats,
+    lower_model,
+    make_model,
+    run_lowered,
+    vector,
+    whole,
+)
+from onnx import helper, numpy_helper
+
+from hybridc.errors import UnsupportedError
+
+
+def chain(nodes, inputs, weights):
+    """A model of several nodes: ``(op, input names, output name, attributes)``."""
+    protos = [helper.make_node(op, names, [out], **kw) for op, names, out, kw in nodes]
+    float_type = onnx.TensorProto.FLOAT
+    given = [helper.make_tensor_value_info(n, float_type, a.shape) for n, a in inputs.items()]
+    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    result = [onnx.ValueInfoProto(name=nodes[-1][2])]
+    graph = helper.make_graph(protos, "chain", given, result, stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def kernels(model):
+    """Kernels that one run calls, after fusion."""
+    with tvm.transform.PassContext(opt_level=3):
+        module = PIPELINE(lower_model(model).module)
+    return str(module["main"].script()).count("R.call_tir(")
+
+
+PADDED = {"pads": [1, 1, 1, 1]}
+FUSIONS = [
+    (
+        [
+            ("Conv", ["x", "w", "b"], "c", PADDED),
+            ("HardSigmoid", ["c"], "s", {}),
+            ("Mul", ["c", "s"], "m", {}),
+            ("Clip", ["m", "", "six"], "k", {}),
+            ("LeakyRelu", ["k"], "y", {}),
+        ],
+        {"w": floats(4, 3, 3, 3), "b": floats(4), "six": np.array(6, np.float32)},
+    ),
+    (
+        [("Conv", ["x", "w"], "c", PADDED), ("PRelu", ["c", "slope"], "y", {})],
+        {"w": floats(4, 3, 3, 3), "slope": floats(4, 1, 1)},
+    ),
+    (
+        [
+            ("Conv", ["x", "w"], "c", PADDED),
+            ("BatchNormalization", ["c", "b", "b", "b", "v"], "n", {}),
+            ("Relu", ["n"], "y", {}),
+        ],
+        {"w": floats(4, 3, 3, 3), "b": floats(4), "v": floats(4, low=0.1)},
+    ),
+    (
+        [("ConvTranspose", ["x", "w", "b"], "c", {"strides": [2, 2]}), ("Sigmoid", ["c"], "y", {})],
+        {"w": floats(3, 4, 2, 2), "b": floats(4)},
+    ),
+    (
+        [
+            ("Resize", ["x", "", "scales"], "r", {"mode": "nearest"}),
+            ("Transpose", ["r"], "t", {"perm": [0, 2, 3, 1]}),
+            ("Gelu_like", ["t"], "y", {}),
+        ],
+        {"scales": np.array([1, 1, 2, 2], np.float32)},
+    ),
+    (
+        [
+            ("Pow", ["x", "two"], "p", {}),
+            ("Div", ["p", "two"], "d", {}),
+            ("Erf", ["d"], "e", {}),
+            ("Where", ["flag", "e", "two"], "y", {}),
+        ],
+        {"two": np.array([2], np.float32), "flag": np.array([[True], [False]] * 4)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("nodes", "weights"), FUSIONS, ids=lambda value: None)
+def test_elementwise_operators_fuse_into_one_kernel(nodes, weights):
+    nodes = [("Tanh", *rest) if op == "Gelu_like" else (op, *rest) for op, *rest in nodes]
+    model = chain(nodes, {"x": floats(1, 3, 8, 8)}, weights)
+    assert kernels(model) == 1
+
+
+RUNTIME_SIZES = [
+    (Case("Conv", [floats(1, 3, 8, 8), floats(4, 3, 3, 3)], {"strides": [2, 2]}, constants=[1]), 2),
+    (Case("MaxPool", [floats(1, 3, 8, 8)], {"kernel_shape": [3, 3], "strides": [2, 2]}), 2),
+    (
+        Case(
+            "AveragePool",
+            [floats(1, 3, 8, 8)],
+            {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+        ),
+        2,
+    ),
+    (
+        Case(
+            "ConvTranspose",
+            [floats(1, 3, 8, 8), floats(3, 4, 3, 3)],
+            {"strides": [2, 2], "pads": [1, 1, 1, 1]},
+            constants=[1],
+        ),
+        2,
+    ),
+    (
+        Case(
+            "Resize",
+            [floats(1, 3, 8, 8), None, np.array([1, 1, 2, 2], np.float32)],
+            {"mode": "linear"},
+            constants=[2],
+        ),
+        2,
+    ),
+    *(
+        (Case(op, [floats(1, 3, 8, 8)], {"kernel_shape": [3, 2], "strides": [2, 2], **same}), 2)
+        for op in ("MaxPool", "AveragePool")
+        for same in ({"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"})
+    ),
+    (
+        Case(
+            "Conv",
+            [floats(1, 3, 8, 8), floats(4, 3, 3, 1)],
+            {"auto_pad": "SAME_LOWER", "strides": [2, 3]},
+            constants=[1],
+        ),
+        2,
+    ),
+    (Case("Slice", [floats(4, 6), vector(-3), vector(5), vector(1)], constants=[1, 2, 3]), 1),
+    (Case("Softmax", [floats(3, 6)]), 1),
+]
+
+
+@pytest.mark.parametrize(("case", "axis"), RUNTIME_SIZES, ids=str)
+def test_one_compilation_serves_many_sizes(case, axis):
+    rank = case.inputs[0].ndim
+    names = {i: f"d{i}" for i in range(axis, rank)}
+    symbolic = Case(**{**vars(case), "symbolic": {0: names}})
+    model = make_model(symbolic)
+    lowered = lower_model(model)
+    for size in (4, 5, 7):
+        shape = [*case.inputs[0].shape[:axis], *range(size, size + rank - axis)]
+        data = floats(*shape, seed=size)
+        sized = Case(**{**vars(symbolic), "inputs": [data, *case.inputs[1:]]})
+        (wanted,) = expected_results(sized, model)
+        (got,) = run_lowered(lowered, [data])
+        assert_same(got, wanted, 1e-5)
+
+
+IMAGE = floats(1, 2, 6, 6)
+REFUSALS = [
+    (Case("MaxPool", [IMAGE], {"kernel_shape": [2, 2]}, outputs=2), "Indices"),
+    (
+        Case(
+            "Resize",
+            [IMAGE, None, np.ones(4, np.float32)],
+            {"antialias": 1},
+            opset=18,
+            constants=[2],
+        ),
+        "antialias",
+    ),
+    (Case("Reshape", [floats(2, 3), vector(3, 2)]), "known at compile time"),
+    (Case("Add", [floats(2, 3), floats(2, 3)], symbolic={0: {0: "n"}}), "broadcast"),
+    (
+        Case("MatMul", [floats(2, 3), floats(3, 2)], symbolic={0: {1: "k"}, 1: {0: "l"}}),
+        "proved equal",
+    ),
+    (
+        Case("MaxPool", [IMAGE], {"kernel_shape": [2, 2], "ceil_mode": 1}, symbolic={0: {2: "h"}}),
+        "ceil_mode",
+    ),
+    (Case("ReduceMean", [whole(3, 4)]), "mean of integers"),
+    (Case("Cast", [floats(3)], {"to": 8}), "element type"),
+    (Case("Cast", [floats(3)], {"to": 17}, opset=19), "float8"),
+    (Case("NonZero", [floats(3)]), "no converter"),
+    (
+        Case("TopK", [whole(4, dtype="uint64", low=0), vector(2)], constants=[1], outputs=2),
+        "uint64",
+    ),
+    (
+        Case("Pad", [floats(3, 3), vector(0, 0, 1, 1)], {"mode": "constant"}),
+        "known at compile time",
+    ),
+    (
+        Case("ReduceSum", [floats(3, 3), vector(0)], opset=13),
+        "axes must be known",
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "reason"), REFUSALS, ids=str)
+def test_refuses_with_a_reason(case, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        lower_model(make_model(case))
+
+
+def test_a_value_used_twice_and_passed_through_is_right():
+    check(Case("Add", [floats(2, 3), floats(2, 3)]))
+    model = chain(
+        [("Identity", ["x"], "a", {}), ("Add", ["a", "x"], "y", {})], {"x": floats(2, 3)}, {}
+    )
+    (got,) = run_lowered(lower_model(model), [floats(2, 3)])
+    assert_same(got, floats(2, 3) * 2, 1e-6)

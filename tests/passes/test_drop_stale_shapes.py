@@ -1,0 +1,38 @@
+import onnx
+import onnx_ir as ir
+from hybridc.passes.drop_stale_shapes import DropStaleShapes
+from hybridc.passes.infer_shapes import InferShapes
+
+from tests.models import make_model, node
+from tests.passes.harness import apply
+
+
+def chain(outer):
+    nodes = [node("Relu", "x", "middle"), node("Neg", "middle", "y")]
+    model = make_model(nodes, {"x": (2, 3)}, {"y": outer})
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def test_inner_shapes_go_and_ranks_of_outputs_stay():
+    graph = apply(DropStaleShapes(), chain((2, 3))).graph
+    middle, output = (n.outputs[0] for n in graph)
+    assert middle.shape is None
+    assert middle.dtype == ir.DataType.FLOAT
+    assert len(output.shape) == 2
+    assert not output.shape.is_static()
+    assert graph.inputs[0].shape == (2, 3)
+
+
+def test_shapes_come_back_for_a_new_input_shape():
+    model = ir.from_proto(chain((2, 3)))
+    model.graph.inputs[0].shape = ir.Shape([5, 3])
+    InferShapes()(DropStaleShapes()(model).model)
+    assert [n.outputs[0].shape for n in model.graph] == [(5, 3), (5, 3)]
+
+
+def test_says_whether_it_did_anything():
+    nodes = [node("Relu", "x", "middle"), node("Neg", "middle", "y")]
+    assert DropStaleShapes()(ir.from_proto(chain((2, 3)))).modified
+    model = ir.from_proto(make_model(nodes, {"x": (2,)}, {"y": (2,)}))
+    model.graph.outputs[0].shape = None
+    assert not DropStaleShapes()(model).modified

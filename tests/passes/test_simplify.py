@@ -1,0 +1,61 @@
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxsim
+import pytest
+from hybridc.passes import simplify
+from hybridc.passes.simplify import Simplify
+
+from tests.models import branched_model, make_model, node, random, relu_model
+from tests.passes.harness import apply, assert_same_results, operators, run_all
+
+
+def test_a_batch_normalization_goes_into_the_convolution():
+    nodes = [
+        node("Conv", "x w", "c"),
+        node("BatchNormalization", "c one zero zero one", "b"),
+        node("Dropout", "b", "y"),
+    ]
+    weights = {"w": random(4, 3, 3, 3), "one": np.full(4, 2, "f"), "zero": np.ones(4, "f")}
+    model = make_model(nodes, {"x": (1, 3, 8, 8)}, {"y": (1, 4, 6, 6)}, weights)
+    after = apply(Simplify(), model)
+    assert operators(after)[0] == "Conv"
+    assert "BatchNormalization" not in operators(after)
+    assert_same_results(model, after, {"x": random(1, 3, 8, 8)})
+
+
+def test_a_large_model_passes_unchanged(monkeypatch):
+    monkeypatch.setattr(simplify, "MAX_BYTES", 10)
+    model = ir.from_proto(branched_model())
+    result = Simplify()(model)
+    assert not result.modified
+    assert operators(result.model) == operators(model)
+
+
+def broken(*_arguments, **_options):
+    raise RuntimeError("Bad node spec\nsecond line")
+
+
+def renamed(proto, **_options):
+    proto = onnx.ModelProto.FromString(proto.SerializeToString())
+    proto.graph.output[0].name = proto.graph.node[-1].output[0] = "renamed"
+    return proto, True
+
+
+def invalid(proto, **_options):
+    proto.graph.node[0].input[0] = "nowhere"
+    return proto, True
+
+
+@pytest.mark.parametrize(
+    ("replacement", "reason"),
+    [(broken, "Bad node spec"), (renamed, "outputs"), (invalid, "nowhere")],
+)
+def test_a_failure_is_left_out_with_a_note(monkeypatch, replacement, reason):
+    monkeypatch.setattr(onnxsim, "simplify", replacement)
+    model, notes = run_all(relu_model())
+    assert operators(model) == ["Relu"]
+    (note,) = notes
+    assert note.startswith("step 'simplify' was left out: ")
+    assert reason in note
+    assert "\n" not in note
