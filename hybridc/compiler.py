@@ -24,8 +24,10 @@ import tvm_ffi
 
 from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.bundle.storage import staging_folder
+from hybridc.bundle.tensors import Array
 from hybridc.bundle.write import check_destination, publish, storage_error
 from hybridc.errors import AccuracyError, BundleError, InternalError
+from hybridc.frontend.bind import bind_inputs
 from hybridc.frontend.read import Source, read_model
 from hybridc.frontend.shapes import Request, specialize
 from hybridc.lowering.lower import Section, lower
@@ -54,6 +56,7 @@ class Options:
     Attributes:
         devices: Devices that parts can be placed on; the first is the default.
         shapes: Dimensions by name of an input or of a dynamic dimension.
+        bindings: Values of inputs that are always the same.
         pins: Nodes placed by hand.
         samples: Files with inputs for the check; seeded inputs are made if there are none.
         tolerance: Largest error relative to an output's scale.
@@ -62,6 +65,7 @@ class Options:
 
     devices: tuple[Device, ...]
     shapes: Mapping[str, tuple[Request, ...]] = field(default_factory=dict)
+    bindings: Mapping[str, Array] = field(default_factory=dict)
     pins: tuple[Pin, ...] = ()
     samples: tuple[Path, ...] = ()
     tolerance: float = DEFAULT_TOLERANCE
@@ -103,7 +107,7 @@ def compile_model(
         try:
             manifest = describe(built)
             progress("[5/6] computing the reference")
-            samples = list(_samples(model, manifest, options)) if options.verify else []
+            samples = list(_samples(model, built, manifest, options)) if options.verify else []
             manifest = write_bundle(folder, built, manifest, samples)
             progress("[6/6] checking the bundle in a fresh process")
             more_notes, errors = _check(folder, manifest, options)
@@ -120,6 +124,7 @@ def build(
 
     The source's model is changed.
     """
+    bound = bind_inputs(source.model, options.bindings)
     dimensions = specialize(source.model, options.shapes)
     progress(f"[2/6] simplifying {len(source.model.graph)} nodes")
     table = default_table()
@@ -130,7 +135,9 @@ def build(
     pool = WeightPool()
     specs = {value: _spec(value) for value in model.graph.inputs}
     parts = tuple(_build_parts(plan, model.graph, table, pool, specs))
-    built = Built(source, model, plan, parts, pool.arrays, specs, dimensions, options.tolerance)
+    built = Built(
+        source, model, plan, parts, pool.arrays, specs, bound, dimensions, options.tolerance
+    )
     return built, tuple(notes)
 
 
@@ -173,7 +180,7 @@ def load_built(built: Built) -> Model:
     parts = [
         LoadedPart(
             spec,
-            load_library(spec.library, memoryview(item.artifact.library)),
+            load_library(spec.library, item.artifact.library),
             tvm_ffi.Array([to_tensor(built.weights[name]) for name in spec.weights]),
         )
         for spec, item in zip(manifest.parts, built.parts, strict=True)
@@ -181,15 +188,15 @@ def load_built(built: Built) -> Model:
     return Model(manifest, parts)
 
 
-def _samples(model: Path, manifest: Manifest, options: Options) -> Iterator[Sample]:
+def _samples(model: Path, built: Built, manifest: Manifest, options: Options) -> Iterator[Sample]:
     """Reference results for the samples given, or for seeded ones at the ends of the ranges."""
     if options.samples:
         for path in options.samples:
-            yield run_reference(model, read_arrays(path, manifest.inputs))
+            yield run_reference(model, read_arrays(path, manifest.inputs), built.bound)
         return
     ends = [{name: bounds[end] for name, bounds in manifest.dimensions.items()} for end in (0, 1)]
     for seed, sizes in enumerate(ends if manifest.dimensions else ends[:1]):
-        yield run_reference(model, make_inputs(manifest.inputs, sizes, seed))
+        yield run_reference(model, make_inputs(manifest.inputs, sizes, seed), built.bound)
 
 
 def _check(

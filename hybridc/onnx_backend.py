@@ -9,24 +9,52 @@ Models go through the compiler and the loader in this process; only the bundle's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx.backend.base import Backend, BackendRep
 
 from hybridc.compiler import Options, build, load_built
+from hybridc.errors import UnsupportedError
 from hybridc.frontend.read import source_of
 from hybridc.frontend.shapes import Request, model_inputs
 from hybridc.runtime.loader import Model
 from hybridc.targets.registry import parse_targets
 
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+MAX_BOUND = 64
+"""Elements; a larger integer input is data and not a size or an axis."""
+
 
 class CompiledModel(BackendRep):  # type: ignore[misc]
-    """A compiled model that takes and gives arrays by position."""
+    """A compiled model that takes and gives arrays by position.
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    A model that needs the values of some inputs at compile time (axes, say) is compiled when they
+    are first seen, with all its small integer inputs bound to them.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, target: str) -> None:
+        self._proto = proto
+        self._target = target
+        self._names = [str(value.name) for value in model_inputs(ir.from_proto(proto))]
+        self._bound: dict[str, Array] = {}
+        try:
+            self.model = self._compile()
+        except UnsupportedError as refusal:
+            if "at compile time" not in str(refusal):
+                raise
+            self._bound = {name: np.empty(0) for name in self._names}
+
+    def _compile(self) -> Model:
+        source = source_of(self._proto)
+        inputs = [v for v in model_inputs(source.model) if v.name not in self._bound]
+        shapes = {str(value.name): _request(value) for value in inputs}
+        options = Options(parse_targets([self._target]), shapes, self._bound)
+        built, _notes = build(source, options)
+        return load_built(built)
 
     def run(self, inputs: Any, **_options: Any) -> list[np.ndarray[Any, Any]]:
         """Outputs in the model's order.
@@ -34,10 +62,21 @@ class CompiledModel(BackendRep):  # type: ignore[misc]
         Args:
             inputs: One array per input, in the model's order.
         """
-        names = [spec.name for spec in self.model.inputs]
-        arrays = {name: np.asarray(x) for name, x in zip(names, inputs, strict=True)}
-        outputs = self.model.run(arrays)
+        arrays = {name: np.asarray(x) for name, x in zip(self._names, inputs, strict=True)}
+        if self._bound:
+            self._bind(arrays)
+        outputs = self.model.run({n: x for n, x in arrays.items() if n not in self._bound})
         return [outputs[spec.name] for spec in self.model.outputs]
+
+    def _bind(self, arrays: dict[str, Array]) -> None:
+        """Compile for these values of the small integer inputs, unless that is done already."""
+        wanted = {name: array for name, array in arrays.items() if _may_be_size(array)}
+        same = wanted.keys() == self._bound.keys() and all(
+            np.array_equal(wanted[name], self._bound[name]) for name in wanted
+        )
+        if not same:
+            self._bound = wanted
+            self.model = self._compile()
 
 
 class HybridcBackend(Backend):  # type: ignore[misc]
@@ -51,15 +90,8 @@ class HybridcBackend(Backend):  # type: ignore[misc]
         target: str = "llvm:host",
         **_options: Any,
     ) -> CompiledModel:
-        """Compile a model; dynamic dimensions that it names only are set to 1."""
-        source = source_of(model)
-        shapes: dict[str, tuple[Request, ...]] = {}
-        for value in model_inputs(source.model):
-            for dim in value.shape or ():
-                if not isinstance(dim, int) and dim.value:
-                    shapes[str(dim.value)] = (1,)
-        built, _notes = build(source, Options(parse_targets([target]), shapes))
-        return CompiledModel(load_built(built))
+        """Compile a model; dynamic dimensions are set to 1."""
+        return CompiledModel(model, target)
 
     @classmethod
     def run_model(
@@ -72,6 +104,17 @@ class HybridcBackend(Backend):  # type: ignore[misc]
     def supports_device(cls, device: str) -> bool:
         """Whether models can be compiled for an ONNX device name."""
         return device == "CPU"
+
+
+def _may_be_size(array: Array) -> bool:
+    """Whether an input may be what sizes or axes are taken from: short integers, or one number."""
+    return array.size <= (MAX_BOUND if array.dtype.kind in "iub" else 1)
+
+
+def _request(value: ir.Value) -> tuple[Request, ...]:
+    """The shape of an input as the model has it; unknown dimensions are 1."""
+    dims = [] if value.shape is None else list(value.shape)
+    return tuple(dim if isinstance(dim, int) and dim >= 0 else 1 for dim in dims)
 
 
 prepare = HybridcBackend.prepare

@@ -53,6 +53,7 @@ class Built:
         parts: The parts' code, in the plan's order.
         weights: All weights by name, each once.
         specs: Type and shape of every value that crosses a border.
+        bound: Values of inputs that were bound at compile time.
         dimensions: Range of each dynamic dimension.
         tolerance: Largest error relative to an output's scale.
     """
@@ -63,6 +64,7 @@ class Built:
     parts: tuple[BuiltPart, ...]
     weights: Mapping[str, Array]
     specs: Mapping[ir.Value, TensorSpec]
+    bound: Mapping[str, Array]
     dimensions: Mapping[str, tuple[int, int]]
     tolerance: float
 

@@ -29,19 +29,24 @@ class Sample:
     reference: str
 
 
-def run_reference(path: Path, inputs: Mapping[str, Array]) -> Sample:
+def run_reference(path: Path, inputs: Mapping[str, Array], bound: Mapping[str, Array]) -> Sample:
     """The original model's outputs, from ONNX Runtime, or from ONNX's own evaluator where ONNX
     Runtime cannot run the model.
+
+    Args:
+        path: The model.
+        inputs: The bundle's inputs.
+        bound: Inputs of the model that the bundle does not have, since they are bound to a value.
 
     Raises:
         ModelError: Neither can run it; the message has both reasons.
     """
     try:
-        return _run_onnxruntime(path, inputs)
+        return Sample(inputs, *_run_onnxruntime(path, {**inputs, **bound}))
     except Exception as error:  # its exceptions share no base but Exception
         first = _first_line(error)
     try:
-        return _run_evaluator(path, inputs)
+        return Sample(inputs, *_run_evaluator(path, {**inputs, **bound}))
     except Exception as error:
         raise ModelError(
             f"{path} cannot be run for reference: ONNX Runtime: {first}; onnx.reference: "
@@ -49,7 +54,7 @@ def run_reference(path: Path, inputs: Mapping[str, Array]) -> Sample:
         ) from error
 
 
-def _run_onnxruntime(path: Path, inputs: Mapping[str, Array]) -> Sample:
+def _run_onnxruntime(path: Path, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], str]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -59,16 +64,16 @@ def _run_onnxruntime(path: Path, inputs: Mapping[str, Array]) -> Sample:
     names = [output.name for output in session.get_outputs()]
     results = session.run(names, dict(inputs))
     outputs = dict(zip(names, map(np.asarray, results), strict=True))
-    return Sample(inputs, outputs, f"onnxruntime {onnxruntime.__version__}")
+    return outputs, f"onnxruntime {onnxruntime.__version__}"
 
 
-def _run_evaluator(path: Path, inputs: Mapping[str, Array]) -> Sample:
+def _run_evaluator(path: Path, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], str]:
     from onnx.reference import ReferenceEvaluator
 
     evaluator: Any = ReferenceEvaluator(str(path))
     names = list(evaluator.output_names)
     outputs = dict(zip(names, map(np.asarray, evaluator.run(None, dict(inputs))), strict=True))
-    return Sample(inputs, outputs, f"onnx.reference {onnx.__version__}")
+    return outputs, f"onnx.reference {onnx.__version__}"
 
 
 def _first_line(error: BaseException) -> str:

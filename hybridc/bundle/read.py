@@ -26,12 +26,25 @@ class Bundle:
         Raises:
             BundleError: The file is missing, not listed, or was changed.
         """
-        listed = next((file for file in self.manifest.files if file.path == name), None)
-        if listed is None:
-            raise BundleError(f"{self.storage.where}: {name} is not listed in its manifest")
         data = self.storage.map(name)
-        _check(listed, data, self.storage.where)
+        _check(self._listed(name), data, self.storage.where)
         return data
+
+    def read_code(self, name: str) -> bytes:
+        """A library's bytes as a private copy: what was checked cannot change before it is loaded.
+
+        Raises:
+            BundleError: The file is missing, not listed, or was changed.
+        """
+        data = bytes(self.storage.map(name))
+        _check(self._listed(name), memoryview(data), self.storage.where)
+        return data
+
+    def _listed(self, name: str) -> FileSpec:
+        for file in self.manifest.files:
+            if file.path == name:
+                return file
+        raise BundleError(f"{self.storage.where}: {name} is not listed in its manifest")
 
     def tensors(self, name: str) -> dict[str, Array]:
         """Tensors of a file, each a view of the mapped bytes."""

@@ -44,6 +44,14 @@ if TYPE_CHECKING:
     "batch=1..8). Repeatable.",
 )
 @click.option(
+    "--bind",
+    "bindings",
+    multiple=True,
+    metavar="INPUT=VALUE",
+    help="Bind an input to a value that never changes (sr=16000, axes=[0,1], or table=@FILE.npy); "
+    "the bundle has it no more. Repeatable.",
+)
+@click.option(
     "--pin",
     "pins",
     multiple=True,
@@ -73,6 +81,7 @@ def command(
     output: Path,
     targets: tuple[str, ...],
     shapes: tuple[str, ...],
+    bindings: tuple[str, ...],
     pins: tuple[str, ...],
     samples: tuple[Path, ...],
     tolerance: float,
@@ -91,6 +100,7 @@ def command(
       hybridc compile model.onnx -o model.hyb --target llvm:0 --target llvm:1 --pin 'head*=llvm:1'
     """
     from hybridc.compiler import Options, compile_model
+    from hybridc.frontend.bind import parse_bindings
     from hybridc.frontend.shapes import parse_shapes
     from hybridc.placement.pin import parse_pins
     from hybridc.targets.registry import parse_targets
@@ -99,6 +109,7 @@ def command(
     options = Options(
         devices=devices,
         shapes=parse_shapes(shapes),
+        bindings=parse_bindings(bindings),
         pins=parse_pins(pins, [device.name for device in devices]),
         samples=samples,
         tolerance=tolerance,

@@ -42,11 +42,20 @@ class Context:
         """A constant as a run-time tensor: written into the code, or a weight."""
         if constant.array.nbytes <= INLINE_BYTES:
             return relax.const(constant.array, str(constant.array.dtype))
-        if constant.name not in self.weights:
+        name = self._weight_name(constant)
+        if name not in self.weights:
             kind = relax.TensorType(constant.array.shape, str(constant.array.dtype))
             variable = relax.Var(f"weight_{len(self.weights)}", kind)
-            self.weights[constant.name] = (constant.array, variable)
-        return self.weights[constant.name][1]
+            self.weights[name] = (constant.array, variable)
+        return self.weights[name][1]
+
+    def _weight_name(self, constant: Constant) -> str:
+        """The constant's name, with a number where subgraphs use one name for different arrays."""
+        name, number = constant.name, 0
+        while name in self.weights and not _same(self.weights[name][0], constant.array):
+            number += 1
+            name = f"{constant.name}__{number}"
+        return name
 
     def dimension(self, dim: int | ir.SymbolicDim) -> Any:
         """A dimension as an int or as the variable of its name."""
@@ -114,6 +123,12 @@ def _convert(call: Call, table: OperatorTable) -> tuple[Value, ...]:
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
         raise Unsupported(f"lowering failed: {_last_line(error)}") from error
     return results if isinstance(results, tuple) else (results,)
+
+
+def _same(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool:
+    if left is right:
+        return True
+    return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
 
 
 def _last_line(error: BaseException) -> str:

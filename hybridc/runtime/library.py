@@ -44,7 +44,7 @@ def load_runtime(bundle: Bundle, architecture: str) -> None:
     check_tvm_ffi(bundle.manifest)
     with _lock:
         for name in bundle.manifest.runtime[architecture]:
-            data = bundle.read(name)
+            data = bundle.read_code(name)
             digest = hashlib.sha256(data).hexdigest()
             if digest in _loaded or _provided_by_tvm(bundle.manifest):
                 continue
@@ -85,7 +85,7 @@ def _refuse_second_runtime(name: str) -> None:
         )
 
 
-def load_library(name: str, data: memoryview) -> Any:
+def load_library(name: str, data: bytes) -> Any:
     """A compiled part as a ``tvm_ffi.Module``."""
     loader = tvm_ffi.get_global_func("ffi.Module.load_from_file.so")
     with memory_file(name, data) as path:
@@ -93,14 +93,14 @@ def load_library(name: str, data: memoryview) -> Any:
 
 
 @contextmanager
-def memory_file(name: str, data: memoryview) -> Iterator[str]:
+def memory_file(name: str, data: bytes) -> Iterator[str]:
     """A path under which ``data`` can be loaded, valid inside the ``with`` block."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     descriptor = os.memfd_create(os.path.basename(name), flags)
     try:
         written = 0
         while written < len(data):
-            written += os.write(descriptor, data[written:])
+            written += os.write(descriptor, memoryview(data)[written:])
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         yield _unique_path(descriptor)

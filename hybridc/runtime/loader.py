@@ -151,5 +151,5 @@ def _load_part(bundle: Bundle, index: int, weights: Mapping[str, Any]) -> Loaded
     missing = [name for name in spec.weights if name not in weights]
     if missing:
         raise BundleError(f"{bundle.storage.where} lacks the weights {missing} of {spec.name}")
-    library = load_library(spec.library, bundle.read(spec.library))
+    library = load_library(spec.library, bundle.read_code(spec.library))
     return LoadedPart(spec, library, tvm_ffi.Array([weights[name] for name in spec.weights]))

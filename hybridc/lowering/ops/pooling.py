@@ -6,6 +6,7 @@ windows that would begin behind the input. Elements behind the padding count for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -25,6 +26,7 @@ from hybridc.lowering.ops.common import (
     reduce_axis,
     simplify,
 )
+from hybridc.lowering.ops.reducers import largest_of, reduce_with
 from hybridc.lowering.ops.window import Window, not_negative, pad_spatial, window_of
 from hybridc.lowering.value import Dim, Expression
 
@@ -37,7 +39,9 @@ def max_pool(call: Call) -> Expression:
 
     def kernel(own: Own, data: te.Tensor) -> te.Tensor:
         moved, counts = window.translated(own), [own(size) for size in sizes]
-        return _pool(data, moved, counts, te.max, te.min_value(data.dtype), "pool_max")
+        dtype = element_type(data)
+        lowest = tirx.const(-math.inf, dtype) if is_float(dtype) else te.min_value(dtype)
+        return _pool(data, moved, counts, largest_of(dtype), lowest, "pool_max")
 
     return emit_kernel(call, kernel, call.tensor(0), name="max_pool")
 
@@ -202,7 +206,8 @@ def global_average_pool(call: Call) -> Expression:
 
 def global_max_pool(call: Call) -> Expression:
     """Largest element over all spatial dimensions, which stay as ones."""
-    return call.emit(relax.op.max(call.tensor(0), axis=_spatial_axes(call), keepdims=True))
+    reducer = largest_of(call.dtype(0))
+    return reduce_with(call, reducer, call.tensor(0), _spatial_axes(call), keep=True)
 
 
 def global_lp_pool(call: Call) -> Expression:

@@ -22,6 +22,7 @@ from hybridc.lowering.ops.common import (
     reshape,
     same_dim,
 )
+from hybridc.lowering.ops.reducers import largest_of, reduce_with, smallest_of
 from hybridc.lowering.value import Expression, Value
 
 Step = Callable[[Expression], Expression]
@@ -65,6 +66,10 @@ def _reduced(
     shape = call.shape(0)
     if any(same_dim(shape[axis], 0) for axis in axes):
         return _neutral(call, reduce, axes, str(data.ty.dtype))
+    dtype = str(data.ty.dtype)
+    extremes = {relax.op.max: largest_of, relax.op.min: smallest_of}
+    if is_float(dtype) and reduce in extremes:
+        return reduce_with(call, extremes[reduce](dtype), data, axes, keep)
     return call.emit(reduce(data, axis=axes, keepdims=keep))
 
 
