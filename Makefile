@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types fast format clean system
+.PHONY: help demo test nightly lint types fast format clean system
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -18,6 +18,9 @@ demo: system $(STAMP)  ## Read the text in a picture with two compiled models.
 
 test: system $(STAMP) lint types  ## Lint, type-check, and run all tests.
 	$(BIN)/python -m pytest
+
+nightly: $(STAMP)  ## Ten thousand random graphs against ONNX Runtime.
+	HYBRIDC_GRAPHS=10000 $(BIN)/python -m pytest tests/graphs
 
 fast: $(STAMP)  ## Run the tests that take seconds.
 	$(BIN)/python -m pytest -m "not slow"
