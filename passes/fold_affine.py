@@ -64,9 +64,7 @@ def _fold_reader(graph: ir.Graph, node: ir.Node) -> bool:
 def _take_over_output(graph: ir.Graph, node: ir.Node, reader: ir.Node) -> bool:
     """Let ``node`` compute the graph output that ``reader`` computed, under its name."""
     old, new = reader.outputs[0], node.outputs[0]
-    index = graph.outputs.index(old)
-    old.replace_all_uses_with(new)
-    graph.outputs[index] = new
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
     name, old.name = old.name, None
     graph.remove(reader, safe=True)
     new.name, new.shape = name, old.shape
@@ -177,12 +175,16 @@ def _scaled(node: ir.Node, weight: Array, scale: Array) -> Array:
     return (split * factor).reshape(weight.shape)
 
 
-def _initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
-    """A new initializer; one that an earlier fold made under the name is replaced."""
+def _initializer(graph: ir.Graph, base: str, array: Array) -> ir.Value:
+    """A new initializer under a free name."""
+    number = 0
+    name = base
+    while name in graph.initializers:
+        number += 1
+        name = f"{base}_{number}"
     tensor = ir.tensor(array, name=name)
     value = ir.Value(
         name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
     )
-    graph.initializers.pop(name, None)
     graph.register_initializer(value)
     return value

@@ -41,7 +41,7 @@ class Outcome:
 def hybridc(*arguments: str | Path) -> Outcome:
     """Run the command line in this process."""
     stdout, stderr = io.StringIO(), io.StringIO()
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with redirect_stdout(stdout), redirect_stderr(stderr):
             main([str(argument) for argument in arguments])
@@ -49,7 +49,8 @@ def hybridc(*arguments: str | Path) -> Outcome:
     except SystemExit as leaving:
         code = leaving.code or 0
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return Outcome(code, stdout.getvalue(), stderr.getvalue())
 
 

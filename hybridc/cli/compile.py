@@ -115,8 +115,15 @@ def command(
         tolerance=tolerance,
         verify=not no_verify,
     )
-    report = compile_model(model, output, options, lambda line: click.echo(line, err=True))
+    report = compile_model(model, output, options, _progress)
     show(format_, _as_json(report), lambda: _as_lines(report))
+
+
+def _progress(line: str) -> None:
+    """Print a line of progress; raises an interrupt that native code has lost."""
+    if click.get_current_context().obj:
+        raise KeyboardInterrupt
+    click.echo(line, err=True)
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Any
 
 import click
 
@@ -64,9 +63,8 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
     try:
-        cli.main(arguments, standalone_mode=False)
+        _run(arguments)
     except click.exceptions.Exit as leaving:
         sys.exit(leaving.exit_code)
     except click.ClickException as error:
@@ -90,6 +88,16 @@ def main(arguments: list[str] | None = None) -> None:
         _fail_internally(error)
 
 
+def _run(arguments: list[str] | None) -> None:
+    interrupts = _catch_interrupts()
+    try:
+        cli.main(arguments, standalone_mode=False, obj=interrupts)
+    except Exception as error:
+        if interrupts:  # native code turns an interrupt that passes through it into another error
+            raise KeyboardInterrupt from error
+        raise
+
+
 def _fail(message: str, code: int) -> None:
     click.echo(f"error: {message}", err=True)
     sys.exit(code)
@@ -105,6 +113,19 @@ def _fail_internally(error: BaseException) -> None:
     )
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> Any:
-    """Turn SIGTERM into an exception, so that half-written files are removed."""
-    raise KeyboardInterrupt
+def _catch_interrupts() -> list[int]:
+    """Turn SIGTERM and Ctrl-C into an exception, so that half-written files are removed.
+
+    Returns:
+        The signals received, for where native code loses the exception; filled as they come.
+    """
+    received: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as for a job in the background
+            signal.signal(number, interrupt)
+    return received

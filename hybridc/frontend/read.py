@@ -105,7 +105,7 @@ def _external_files(proto: onnx.ModelProto, file: Path) -> Iterator[Path]:
 def _external_end(file: Path, entries: Mapping[str, str], tensor: onnx.TensorProto) -> int:
     """Where a tensor's bytes end in its external file; without a length, its shape gives it."""
     try:
-        size = math.ceil(ir.DataType(tensor.data_type).itemsize * math.prod(tensor.dims))
+        size: int = math.ceil(ir.DataType(tensor.data_type).itemsize * math.prod(tensor.dims))
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
     except (ValueError, TypeError) as error:
         raise ModelError(f"{file}: the external data of {tensor.name!r}: {error}") from error

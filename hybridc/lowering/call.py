@@ -16,7 +16,15 @@ import numpy as np
 import onnx_ir as ir
 from tvm import relax, tirx
 
-from hybridc.lowering.value import Constant, Dim, Expression, Integers, Value
+from hybridc.lowering.value import (
+    Absent,
+    Constant,
+    Dim,
+    Expression,
+    Integers,
+    TensorList,
+    Value,
+)
 
 
 class Unsupported(Exception):
@@ -72,6 +80,9 @@ class Call:
             raise Unsupported(f"input {index} is missing")
         return self.inputs[index]
 
+    def _tensor_value(self, index: int) -> Value:
+        return _checked_tensor(self.value(index))
+
     def tensor(self, index: int) -> Expression:
         """Input ``index`` as a run-time tensor."""
         return self.materialize(self.value(index))
@@ -121,7 +132,7 @@ class Call:
 
     def shape(self, index: int) -> tuple[Dim, ...]:
         """Shape of input ``index``; ints where a dimension is known."""
-        value = self.value(index)
+        value = self._tensor_value(index)
         if isinstance(value, Constant):
             return tuple(value.array.shape)
         return value.shape if isinstance(value, Integers) else shape_of(value)
@@ -139,7 +150,7 @@ class Call:
 
     def dtype(self, index: int) -> str:
         """Element type of input ``index`` by numpy's name."""
-        value = self.value(index)
+        value = self._tensor_value(index)
         if isinstance(value, Constant):
             return str(value.array.dtype)
         return value.dtype if isinstance(value, Integers) else dtype_of(value)
@@ -166,7 +177,7 @@ class Call:
             return self.weight(value)
         if isinstance(value, Integers):
             return self._integers_tensor(value)
-        return value
+        return _checked_tensor(value)
 
     def _integers_tensor(self, value: Integers) -> Expression:
         if all(isinstance(element, int) for element in value.elements):
@@ -197,6 +208,12 @@ class Operator:
     convert: Converter
     since: int = 1
     domain: str = ""
+
+
+def _checked_tensor(value: Value) -> Value:
+    if isinstance(value, TensorList | Absent):
+        raise Unsupported("a sequence or an empty optional stands where a tensor is needed")
+    return value
 
 
 def shape_of(expression: Expression) -> tuple[Dim, ...]:

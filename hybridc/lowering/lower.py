@@ -87,7 +87,7 @@ def _lower_nodes(nodes: Sequence[ir.Node], scope: Scope) -> Iterator[tuple[str, 
     """
     failed: set[ir.Value] = set()
     for node in nodes:
-        if any(value in failed for value in node.inputs):
+        if any(value in failed for value in _values_read(node)):
             failed.update(node.outputs)
             continue
         try:
@@ -95,6 +95,15 @@ def _lower_nodes(nodes: Sequence[ir.Node], scope: Scope) -> Iterator[tuple[str, 
         except Unsupported as refusal:
             failed.update(node.outputs)
             yield node.name or "?", node.op_type, str(refusal)
+
+
+def _values_read(node: ir.Node) -> Iterator[ir.Value | None]:
+    """Inputs of a node, and of the nodes in its subgraphs."""
+    yield from node.inputs
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            for inner in attribute.value:
+                yield from _values_read(inner)
 
 
 def _parameter(context: Context, index: int, value: ir.Value) -> relax.Var:
@@ -112,7 +121,11 @@ def _output(scope: Scope, value: ir.Value, parameters: Sequence[relax.Var]) -> E
     context = scope.context
     identity = ir.node("Identity", [])
     call = Call(identity, [lowered], 1, context.builder, context.weight, scope.lower_graph)
-    tensor = call.tensor(0)
+    try:
+        tensor = call.tensor(0)
+    except Unsupported as refusal:
+        reason = (str(value.name), "output", str(refusal))
+        raise UnsupportedError("this output cannot be compiled:", (reason,)) from refusal
     computed = isinstance(tensor, relax.Var) and tensor not in parameters
     if computed and not isinstance(lowered, Constant):
         return tensor

@@ -4,9 +4,11 @@
     Constant     a tensor known at compile time; becomes a weight only where a kernel reads it
     Integers     a short integer tensor whose elements are known as expressions of the symbolic
                  dimensions: what Shape and the arithmetic after it produce
+    TensorList   a sequence of the above, of a length known at compile time
+    Absent       an optional that holds nothing; one that holds a value is that value
 
-Keeping the last two apart from tensors is what lets Reshape, Slice, Resize and their like take
-their sizes from the graph without any tensor being computed at run time.
+Keeping constants and integers apart from tensors is what lets Reshape, Slice, Resize and their
+like take their sizes from the graph without any tensor being computed at run time.
 """
 
 from __future__ import annotations
@@ -56,5 +58,21 @@ class Integers:
         return (len(self.elements),) if self.rank else ()
 
 
+@dataclass(frozen=True)
+class TensorList:
+    """An ONNX sequence of tensors.
+
+    Attributes:
+        items: The tensors in order, each an expression, a constant or known integers.
+    """
+
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Absent:
+    """An ONNX optional without an element."""
+
+
 Value: TypeAlias = Any
-"""``Expression | Constant | Integers``."""
+"""``Expression | Constant | Integers | TensorList | Absent``."""

@@ -40,7 +40,9 @@ def test_signal(model_file, tmp_path, stage, number):
     time.sleep(0.05)
     os.killpg(process.pid, number)
     rest = process.communicate(timeout=60)[1].splitlines()
-    assert process.returncode == 130
+    # Python ends itself by the signal where the interrupt passed through exec(); for a shell,
+    # both are 130
+    assert process.returncode in (130, -signal.SIGINT)
     assert rest[-1] == "error: interrupted; nothing was left behind"
     assert not [line for line in rest if "Traceback" in line]
     assert list(output.iterdir()) == []

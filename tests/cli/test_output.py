@@ -127,7 +127,7 @@ def test_results_that_are_off_leave_nothing(model, output, monkeypatch):
     from hybridc import compiler
     from hybridc.reference import Sample
 
-    def wrong(path, inputs):
+    def wrong(_path, inputs, *_rest):
         return Sample(inputs, {"y": inputs["x"] + 1}, "a wrong reference")
 
     monkeypatch.setattr(compiler, "run_reference", wrong)

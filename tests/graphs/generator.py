@@ -288,7 +288,7 @@ KINDS = (
 )  # fmt: skip
 
 
-NEED_AXES = (with_constant, slice_, concat, gather, pad, reduce, normalize, matmul)
+NEED_AXES = (transpose, with_constant, slice_, concat, gather, pad, reduce, normalize, matmul)
 """Kinds that read a value of rank 1 or more."""
 
 

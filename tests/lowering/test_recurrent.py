@@ -64,8 +64,8 @@ EVERY = [
     *(layer(op, lengths=[4, 0, 5], constants=(1, 2, 3, 4)) for op in ("LSTM", "GRU")),
     *(layer(op, hidden=16, batch=4, direction="reverse", lengths=[5, 2, 4, 1]) for op in GATES),
     *(layer(op, hidden=24, batch=1) for op in GATES),
-    *(layer(op, hidden=37, batch=5, constants=()) for op in GATES),
-    *(layer(op, hidden=70, batch=7, constants=()) for op in GATES),
+    *(layer(op, hidden=37, batch=5, scale=0.3, constants=()) for op in GATES),
+    *(layer(op, hidden=70, batch=7, scale=0.2, constants=()) for op in GATES),
     *(layer(op, hidden=5, batch=2, features=1, steps=1) for op in GATES),
     *(layer(op, clip=0.6, states=True) for op in GATES),
     *(

@@ -110,9 +110,7 @@ UNPOOLS = [
 
 COLUMNS = [
     Case("Col2Im", [floats(1, 5, 5), vector(5, 5), vector(1, 5)], {}, 18, [1, 2]),
-    Case(
-        "Col2Im", [floats(1, 9, 4), vector(5, 5), vector(3, 3)], {"strides": [2, 2]}, 18, [1, 2]
-    ),
+    Case("Col2Im", [floats(1, 9, 4), vector(5, 5), vector(3, 3)], {"strides": [2, 2]}, 18, [1, 2]),
     Case(
         "Col2Im",
         [floats(2, 10, 15), vector(5, 5), vector(1, 5)],

@@ -69,9 +69,10 @@ def loaded(model):
 def test_branched_model():
     names = [[n.name for n in group.nodes] for group in make_groups(list(loaded(branched_model())))]
     assert ["stem", "stem.relu"] in names
-    assert sorted(
-        own for own in names if own[0] in ("left", "right")
-    ) == [["left", "join"], ["right", "right.sigmoid"]]
+    assert sorted(own for own in names if own[0] in ("left", "right")) == [
+        ["left", "join"],
+        ["right", "right.sigmoid"],
+    ]
 
 
 @pytest.mark.parametrize(

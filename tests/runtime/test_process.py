@@ -10,6 +10,7 @@ import pytest
 
 import hybridc
 from hybridc.bundle.storage import write_archive
+from hybridc.errors import UsageError
 from hybridc.runtime.__main__ import COMPILER
 from tests.models import branched_model, linear_model, random, run_reference
 from tests.support import assert_close, compile_to
@@ -168,3 +169,15 @@ def test_processes_share_the_weights(tmp_path, form):
         assert shared >= size * size * 4 // 1024
     for process in processes:
         process.communicate("\n", timeout=60)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_any_number_of_kernel_threads(bundle, threads):
+    inputs = {"x": random(1, 3, 8, 8)}
+    with hybridc.load(bundle, threads=threads) as model:
+        assert_close(model.run(inputs), run_reference(branched_model(), inputs))
+
+
+def test_no_threads(bundle):
+    with pytest.raises(UsageError, match="threads is 0"):
+        hybridc.load(bundle, threads=0)

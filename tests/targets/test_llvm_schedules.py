@@ -370,6 +370,24 @@ def test_vector_math_at_the_limits(cpu: Cpu) -> None:
         assert results[name][6] == (0.5 if name == "sigmoid" else 0)
 
 
+def test_nested_math_compiles_quickly(cpu: Cpu) -> None:
+    """Expansions inside expansions would take minutes; the result is right at any depth."""
+
+    def build(builder: Any, x: Any, y: Any) -> Any:
+        result = builder.emit(op.matmul(x, y))
+        for _ in range(5):
+            result = builder.emit(op.tanh(result))
+        return result
+
+    def expected(x: Array, y: Array) -> Array:
+        result = x @ y
+        for _ in range(5):
+            result = np.tanh(result)
+        return result
+
+    check(cpu, [(20, 30), (30, 40)], build, expected)
+
+
 def test_chain_of_diamonds(cpu: Cpu) -> None:
     """Inlined without end, it would grow exponentially; its buffers share memory in place."""
 

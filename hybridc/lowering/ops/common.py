@@ -290,6 +290,11 @@ def derived_constant(call: Call, suffix: str, array: np.ndarray[Any, Any]) -> Co
     return Constant(f"{call.node.outputs[0].name}.{suffix}", np.asarray(array, order="C"))
 
 
+def reads_axes(call: Call, index: int) -> bool:
+    """Whether input ``index`` gives axes that are known only when the model runs."""
+    return call.has(index) and not call.is_known(index) and call.shape(index) != (0,)
+
+
 def normalize_axes(axes: Sequence[int], rank: int) -> list[int]:
     """Axes counted from the front, in the order given; refuses those out of range or repeated."""
     result = [int(axis) + rank if axis < 0 else int(axis) for axis in axes]
@@ -301,6 +306,8 @@ def normalize_axes(axes: Sequence[int], rank: int) -> list[int]:
 def optional_axes(call: Call, index: int) -> list[int] | None:
     """Axes from input ``index`` or else from the attribute; ``None`` if neither is given."""
     if call.has(index):
+        if call.shape(index) == (0,):
+            return []
         return [int(axis) for axis in np.ravel(call.constant(index, "axes"))]
     axes = call.attribute("axes")
     return None if axes is None else [int(axis) for axis in axes]

@@ -8,6 +8,7 @@ import numpy as np
 from tvm import te, tirx
 
 from hybridc.lowering.call import Call, Operator, Unsupported
+from hybridc.lowering.ops.at_run_time import range_at_run_time
 from hybridc.lowering.ops.common import (
     Own,
     at_least,
@@ -16,8 +17,10 @@ from hybridc.lowering.ops.common import (
     dtype_name,
     emit_kernel,
     filled,
+    is_float,
     simplify,
 )
+from hybridc.lowering.runtime_sizes import known_or_read
 from hybridc.lowering.value import Constant, Dim, Expression
 
 
@@ -38,7 +41,7 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 def constant_of_shape(call: Call) -> Expression:
     """A tensor of one value everywhere, float32 zero unless told."""
-    shape = call.integers(0, "the shape of ConstantOfShape")
+    shape = known_or_read(call, 0, "the shape of ConstantOfShape")
     value = call.attribute("value")
     array = np.zeros(1, np.float32) if value is None else np.asarray(value.numpy())
     return filled(call, shape, array.reshape(()).item(), str(array.dtype))
@@ -52,6 +55,8 @@ def arange(call: Call) -> Expression:
         count = max(int(np.ceil((limit - start) / step)), 0)
         array = (start + np.arange(count) * step).astype(dtype)
         return call.materialize(derived_constant(call, "range", array))
+    if not all(call.is_known(i) for i in range(3)) or is_float(call.dtype(0)):
+        return range_at_run_time(call)
     start, limit, step = (call.integers(i, "a bound of Range")[0] for i in range(3))
     if not isinstance(step, int) or step <= 0:
         raise Unsupported("Range whose step is not a positive constant")
@@ -68,7 +73,7 @@ def arange(call: Call) -> Expression:
 
 def one_hot(call: Call) -> Expression:
     """Vectors along a new axis with one of two values: "on" at the index, "off" elsewhere."""
-    depth: Dim = call.integers(1, "the depth of OneHot")[0]
+    depth: Dim = known_or_read(call, 1, "the depth of OneHot")[0]
     rank = call.rank(0) + 1
     axis = int(call.attribute("axis", -1))
     if not -rank <= axis < rank:

@@ -81,9 +81,7 @@ def encode(value: Any, dtype: str, saturate: bool) -> Any:
     )
     rounded = tirx.nearbyint(size / quantum) * quantum
     kept = tirx.min(rounded, _float(form.largest)) * _power(form.bias - FLOAT32_BIAS)
-    code = tirx.shift_right(
-        tirx.reinterpret("int32", kept), _int(FLOAT32_FRACTION - form.fraction)
-    )
+    code = tirx.shift_right(tirx.reinterpret("int32", kept), _int(FLOAT32_FRACTION - form.fraction))
     if not saturate:
         beyond = form.nan if form.infinity is None else form.infinity
         code = tirx.Select(rounded > _float(form.largest), _int(beyond), code)

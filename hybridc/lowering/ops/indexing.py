@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from tvm import relax, te, tirx
 
 from hybridc.lowering.call import Call, Operator, Unsupported, as_dim
@@ -19,7 +18,7 @@ from hybridc.lowering.ops.common import (
     emit_kernel,
     immediate,
 )
-from hybridc.lowering.value import Constant, Dim, Expression, Value
+from hybridc.lowering.value import Dim, Expression
 
 
 def position(index: Any, size: Dim) -> Any:
@@ -132,24 +131,6 @@ def scatter_nd(call: Call) -> Expression:
     return call.emit(relax.op.scatter_nd(*operands, _reduction(call)))
 
 
-def compress(call: Call) -> Value:
-    """The slices along an axis for which a condition holds, known at compile time."""
-    chosen = np.flatnonzero(call.constant(1, "the condition of Compress"))
-    data = call.value(0)
-    if call.attribute("axis") is None:
-        flat = call.emit(relax.op.reshape(call.tensor(0), (-1,)))
-        axis = 0
-    else:
-        flat, axis = data, call.axis(0)
-    indices = Constant(f"{call.node.outputs[0].name}.indices", chosen.astype(np.int64))
-    taken = call.with_inputs([flat, indices])
-    return _take(taken, axis)
-
-
-def _take(call: Call, axis: int) -> Expression:
-    return call.emit(relax.op.take(call.tensor(0), call.tensor(1), axis))
-
-
 INDEXING: tuple[Operator, ...] = (
     Operator("Gather", gather),
     Operator("GatherElements", gather_elements),
@@ -157,5 +138,4 @@ INDEXING: tuple[Operator, ...] = (
     Operator("ScatterElements", scatter_elements),
     Operator("Scatter", scatter_elements),
     Operator("ScatterND", scatter_nd),
-    Operator("Compress", compress),
 )

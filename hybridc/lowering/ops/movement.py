@@ -9,6 +9,15 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from hybridc.lowering.call import Call, Operator, Unsupported, as_expression
+from hybridc.lowering.ops.at_run_time import (
+    expand_at_run_time,
+    first_along,
+    reshape_at_run_time,
+    slice_at_run_time,
+    squeeze_at_run_time,
+    tile_at_run_time,
+    unsqueeze_at_run_time,
+)
 from hybridc.lowering.ops.common import (
     Own,
     at_least,
@@ -22,6 +31,7 @@ from hybridc.lowering.ops.common import (
     number,
     optional_axes,
     product,
+    reads_axes,
     reshape,
     same_dim,
     simplify,
@@ -30,7 +40,8 @@ from hybridc.lowering.ops.creation import CREATION
 from hybridc.lowering.ops.indexing import INDEXING
 from hybridc.lowering.ops.padding import PADDING
 from hybridc.lowering.ops.resize import RESIZING
-from hybridc.lowering.value import Dim, Expression, Value
+from hybridc.lowering.runtime_sizes import known_or_read
+from hybridc.lowering.value import Dim, Expression, Integers, Value
 
 
 def rearrange(
@@ -50,6 +61,8 @@ def rearrange(
 
 def reshape_to(call: Call) -> Value:
     """The elements in another shape, in which 0 copies a dimension and -1 is worked out."""
+    if not call.is_known(1):
+        return reshape_at_run_time(call)
     source = call.shape(0)
     wanted = call.integers(1, "the shape of Reshape")
     if not call.attribute("allowzero", 0):
@@ -98,6 +111,8 @@ def flatten(call: Call) -> Value:
 
 def squeeze(call: Call) -> Value:
     """The same without dimensions of one: those given, or all of them."""
+    if reads_axes(call, 1):
+        return squeeze_at_run_time(call)
     shape = call.shape(0)
     axes = optional_axes(call, 1)
     if axes is None:
@@ -113,6 +128,8 @@ def squeeze(call: Call) -> Value:
 
 def unsqueeze(call: Call) -> Value:
     """The same with dimensions of one put in."""
+    if reads_axes(call, 1):
+        return unsqueeze_at_run_time(call)
     axes = optional_axes(call, 1)
     if axes is None:
         raise Unsupported("Unsqueeze without axes")
@@ -152,8 +169,12 @@ def split(call: Call) -> tuple[Value, ...]:
     size = call.shape(0)[axis]
     count = len(call.node.outputs)
     sizes = _split_sizes(call, size, count)
-    if len(sizes) != count or not same_dim(sum(sizes), size):
+    known = not call.has(1) or call.is_known(1)
+    if len(sizes) != count or (known and not same_dim(sum(sizes), size)):
         raise Unsupported(f"Split of {size} elements into {sizes}")
+    if not known:
+        # As an input, so that the kernels know the variables.
+        call = call.with_inputs([call.value(0), Integers(tuple(sizes))])
     starts = [sum(sizes[:i]) for i in range(count)]
     return tuple(
         _cut(call, {axis: (start, 1, piece)}) for start, piece in zip(starts, sizes, strict=True)
@@ -162,7 +183,7 @@ def split(call: Call) -> tuple[Value, ...]:
 
 def _split_sizes(call: Call, size: Dim, count: int) -> list[Dim]:
     if call.has(1):
-        return call.integers(1, "the sizes of Split")
+        return known_or_read(call, 1, "the sizes of Split")
     sizes = call.attribute("split")
     if sizes is not None:
         return [int(piece) for piece in sizes]
@@ -204,6 +225,8 @@ def slice_attributes(call: Call) -> Value:
 
 def slice_inputs(call: Call) -> Value:
     """Slice with bounds, and optionally axes and steps, as inputs (opset 10)."""
+    if not all(call.is_known(i) for i in range(1, 5) if call.has(i)):
+        return slice_at_run_time(call)
     starts = call.integers(1, "the starts of Slice")
     ends = call.integers(2, "the ends of Slice")
     axes = call.integers(3, "the axes of Slice") if call.has(3) else list(range(len(starts)))
@@ -267,6 +290,8 @@ def _maximum(left: Dim, right: Dim) -> Dim:
 
 def expand(call: Call) -> Value:
     """The input broadcast together with a shape."""
+    if not call.is_known(1):
+        return expand_at_run_time(call)
     wanted = call.integers(1, "the shape of Expand")
     source = call.shape(0)
     shape = broadcast_shape(source, wanted)
@@ -283,6 +308,8 @@ def expand(call: Call) -> Value:
 
 def tile(call: Call) -> Value:
     """The input repeated along each axis."""
+    if not call.is_known(1):
+        return tile_at_run_time(call)
     repeats = call.integers(1, "the repeats of Tile")
     source = call.shape(0)
     shape = [simplify(dim * times) for dim, times in zip(source, repeats, strict=True)]
@@ -353,25 +380,31 @@ def reverse_sequence(call: Call) -> Expression:
 def trilu(call: Call) -> Expression:
     """Matrices with zeros above or below a diagonal."""
     upper = bool(call.attribute("upper", 1))
-    diagonal = immediate(call.value(1)) if call.has(1) else tirx.const(0, "int64")
-    if diagonal is None:
-        raise Unsupported("the diagonal of Trilu must be known at compile time")
+    known = immediate(call.value(1)) if call.has(1) else tirx.const(0, "int64")
+    read = [call.materialize(reshape(call, call.value(1), ()))] if known is None else []
 
-    def kernel(data: te.Tensor) -> te.Tensor:
+    def kernel(data: te.Tensor, *diagonals: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
             row, column = index[-2:]
+            diagonal = diagonals[0]() if diagonals else known
             kept = column - row >= diagonal if upper else column - row <= diagonal
             return tirx.Select(kept, data(*index), number(0, data))
 
         return compute(data.shape, element, name="trilu")
 
-    return call.emit_te(kernel, call.tensor(0), primfunc_name_hint="trilu")
+    return call.emit_te(kernel, call.tensor(0), *read, primfunc_name_hint="trilu")
 
 
 def top_k(call: Call) -> tuple[Expression, Expression]:
     """The k largest or smallest elements along an axis, sorted, and their positions as int64."""
-    count = int(np.ravel(call.constant(1, "the number of elements of TopK"))[0])
-    return _top_k(call, count, bool(call.attribute("largest", 1)))
+    largest = bool(call.attribute("largest", 1))
+    if call.is_known(1):
+        return _top_k(call, int(np.ravel(call.constant(1, "the k of TopK"))[0]), largest)
+    axis = call.axis(-1)
+    count = call.dims_of(call.tensor(1), "the k of TopK")[0]
+    results = _top_k(call, call.static_shape(0, "the input of TopK")[axis], largest)
+    values, indices = (first_along(call, result, axis, count) for result in results)
+    return values, indices
 
 
 def top_k_attribute(call: Call) -> tuple[Expression, Expression]:

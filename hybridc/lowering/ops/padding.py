@@ -13,6 +13,7 @@ import numpy as np
 from tvm import te, tirx
 
 from hybridc.lowering.call import Call, Operator, Unsupported
+from hybridc.lowering.ops.at_run_time import pad_at_run_time
 from hybridc.lowering.ops.common import (
     Own,
     compute,
@@ -34,6 +35,8 @@ def pad_attributes(call: Call) -> Expression:
 
 def pad_inputs(call: Call) -> Expression:
     """Pad with paddings, and optionally value and axes, as inputs (opset 11)."""
+    if not call.is_known(1) or (call.has(3) and not call.is_known(3)):
+        return pad_at_run_time(call, _folded)
     pads = call.integers(1, "the pads of Pad")
     if call.has(3):
         pads = _for_all_axes(pads, call.integers(3, "the axes of Pad"), call.rank(0))

@@ -22,6 +22,7 @@ from hybridc.lowering.ops.quantized import (
     quantize,
     requantize,
     spread,
+    widened,
 )
 from hybridc.lowering.ops.window import window_of
 from hybridc.lowering.value import Constant, Expression, Value
@@ -56,11 +57,8 @@ def _quantize_to_float8(call: Call, scale: Value, dtype: str) -> Expression:
 
 def _target_type(call: Call) -> str:
     """numpy's name of the quantized type."""
-    given = call.attribute("output_dtype", 0)
-    if call.has(2):
-        dtype = call.dtype(2)
-    else:
-        dtype = ir.DataType(given).numpy().name if given else "uint8"
+    given = ir.DataType(call.attribute("output_dtype", 0) or ir.DataType.UINT8)
+    dtype = call.dtype(2) if call.has(2) else given.numpy().name
     if dtype in NARROW and call.node.outputs[0].is_graph_output():
         raise Unsupported(f"a result of type {dtype}")
     if dtype not in float8.FORMATS and dtype not in INTEGERS:
@@ -90,7 +88,7 @@ def dequantize_linear(call: Call) -> Expression:
     if source in NARROW and not isinstance(data, Constant):
         raise Unsupported(f"an input of type {source}")
     zero = spread(call, call.value(2), axis, block) if call.has(2) else None
-    result = dequantize(call, spread_data(call, data), scale, zero)
+    result = dequantize(call, widened(data), scale, zero)
     return cast(call, result, dtype)
 
 
@@ -98,7 +96,7 @@ def _dequantize_float(call: Call, data: Value, scale: Value, source: str) -> Exp
     if call.has(2) and call.constant(2, "an 8-bit float's zero point").astype("float32").any():
         raise Unsupported(f"a zero point other than zero with {source}")
     if isinstance(data, Constant):
-        return dequantize(call, spread_data(call, data), scale, None)
+        return dequantize(call, widened(data), scale, None)
     if source not in float8.FORMATS:
         raise Unsupported(f"an input of type {source}")
 
@@ -178,7 +176,7 @@ def qlinear_conv(call: Call) -> Expression:
         call, "scale", lambda x, w, y: x * w / y, call.value(1), call.value(4), call.value(6)
     )
     if call.rank(4) == 1 and call.shape(4)[0] != 1:
-        scale = per_channel_value(call, scale, rank)
+        scale = column(call, scale, rank - 1)
     return requantize(call, sums, scale, call.value(7), call.dtype(7))
 
 

@@ -7,10 +7,9 @@ the order of operations of ONNX Runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from tvm import relax, te, tirx
 
@@ -26,7 +25,7 @@ from hybridc.lowering.ops.common import (
     same_dim,
     value_shape,
 )
-from hybridc.lowering.value import Constant, Dim, Expression, Value
+from hybridc.lowering.value import Constant, Expression, Value
 
 NARROW = {
     "int2": (-2, 1, "int8"),
@@ -79,7 +78,9 @@ def spread(call: Call, value: Value, axis: int, block: int) -> Value:
 def _repeat(call: Call, value: Value, axis: int, block: int) -> Expression:
     shape, given = call.shape(0), value_shape(call, value)
     fits = len(given) == len(shape) and all(
-        same_dim(own, dim) for i, (own, dim) in enumerate(zip(given, shape, strict=True)) if i != axis
+        same_dim(own, dim)
+        for i, (own, dim) in enumerate(zip(given, shape, strict=True))
+        if i != axis
     )
     if not fits:
         raise Unsupported(f"a scale of shape {given} for blocks of a tensor of shape {shape}")
@@ -147,9 +148,7 @@ def round_to(value: Any, zero: Any | None, dtype: str) -> Any:
     return tirx.min(tirx.max(value, bounds[0]), bounds[1]).astype("int32").astype(carrier)
 
 
-def quantize(
-    call: Call, value: Value, scale: Value, zero: Value | None, dtype: str
-) -> Expression:
+def quantize(call: Call, value: Value, scale: Value, zero: Value | None, dtype: str) -> Expression:
     """``round(value / scale) + zero`` saturated to an integer type; everything broadcasts."""
 
     def element(x: Any, s: Any, *z: Any) -> Any:
@@ -207,20 +206,3 @@ def dynamic_parameters(call: Call, data: Expression) -> tuple[Expression, Expres
 def integer_product(call: Call, left: Expression, right: Expression) -> Expression:
     """Matrix product of int16 tensors, summed in int32."""
     return call.emit(relax.op.matmul(left, right, out_dtype="int32"))
-
-
-def broadcast_rank(call: Call, values: Sequence[Value]) -> int:
-    """The largest rank of some values."""
-    return max(len(value_shape(call, value)) for value in values)
-
-
-def type_name(dtype: Any) -> str:
-    """numpy's name of a type, types below a byte included."""
-    return str(np.dtype(dtype)) if not hasattr(ml_dtypes, str(dtype)) else str(dtype)
-
-
-def known_dim(dim: Dim, what: str) -> int:
-    """A dimension as an int; refuses a symbolic one."""
-    if not isinstance(dim, int):
-        raise Unsupported(f"{what} must be known at compile time")
-    return dim

@@ -10,6 +10,7 @@ import numpy as np
 from tvm import relax, te, topi
 
 from hybridc.lowering.call import Call, Converter, Operator, Unsupported
+from hybridc.lowering.ops.at_run_time import reduce_at_run_time, scan_at_run_time
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
     cast,
@@ -19,6 +20,7 @@ from hybridc.lowering.ops.common import (
     normalize_axes,
     optional_axes,
     product,
+    reads_axes,
     reshape,
     same_dim,
 )
@@ -46,7 +48,12 @@ def reduction(reduce: Callable[..., Expression], before: Step | None = None) -> 
             data = call.emit(before(data))
         return cast(call, _reduced(call, reduce, data, axes), dtype)
 
-    return convert
+    return with_axes_read(convert)
+
+
+def with_axes_read(convert: Converter) -> Converter:
+    """A converter of a reduction, made to take axes that are known only at run time too."""
+    return lambda call: reduce_at_run_time(call, convert) if reads_axes(call, 1) else convert(call)
 
 
 def _accumulator(dtype: str) -> str:
@@ -142,6 +149,8 @@ def arg_extremum(find: Callable[..., Any]) -> Converter:
 
 def running_sum(call: Call) -> Expression:
     """Sum of the elements up to each one along an axis, which is the second input."""
+    if not call.is_known(1):
+        return scan_at_run_time(call, lambda left, right: left + right, 0, "running_sum")
     axis = normalize_axes([int(call.constant(1, "axis").item())], call.rank(0))[0]
     dtype = call.dtype(0)
     backwards = bool(call.attribute("reverse", 0))
@@ -207,7 +216,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator("ReduceL1", reduction(relax.op.sum, relax.op.abs)),
     Operator("ReduceL2", then(reduction(relax.op.sum, _square), relax.op.sqrt)),
     Operator("ReduceLogSum", then(_SUM, relax.op.log)),
-    Operator("ReduceLogSumExp", log_sum_exp),
+    Operator("ReduceLogSumExp", with_axes_read(log_sum_exp)),
     Operator("ReduceSumSquare", reduction(relax.op.sum, _square)),
     Operator("ArgMax", arg_extremum(topi.argmax)),
     Operator("ArgMin", arg_extremum(topi.argmin)),

@@ -36,7 +36,13 @@ from hybridc.lowering.ops.coordinates import (
     Taps,
     taps_of,
 )
-from hybridc.lowering.value import Dim, Value
+from hybridc.lowering.ops.run_time_scales import (
+    as_vector,
+    scales_by_sizes,
+    sizes_by_scales,
+    tables,
+)
+from hybridc.lowering.value import Dim, Expression, Value
 
 
 def resize(call: Call) -> Value:
@@ -53,11 +59,17 @@ def resize(call: Call) -> Value:
     )
     axes = call.attribute("axes")
     chosen = normalize_axes(axes if axes is not None else range(call.rank(0)), call.rank(0))
+    if not all(call.is_known(i) for i in range(1, 4) if call.has(i) and call.shape(i) != (0,)):
+        return _resize_by_data(call, how, chosen, as_vector(call, 2))
     return _interpolate(call, how, _axes(call, how, chosen))
 
 
 def resize_10(call: Call) -> Value:
     """Resize by scales, with positions divided by the scale (opset 10)."""
+    if not call.is_known(1):
+        mode = call.attribute("mode", "nearest")
+        how = Interpolation(mode=mode, transformation="asymmetric", nearest="simple")
+        return _resize_by_data(call, how, range(call.rank(0)), as_vector(call, 1))
     scales = call.constant(1, "the scales of Resize").astype(np.float32)
     return _scaled(call, call.attribute("mode", "nearest"), scales)
 
@@ -152,15 +164,41 @@ def _interpolate(call: Call, how: Interpolation, axes: Sequence[Axis]) -> Value:
     if how.mode != "nearest" and not is_float(call.dtype(0)):
         raise Unsupported(f"{how.mode} Resize of {call.dtype(0)}")
     plans = {i: _plan(call, how, axes[i], i) for i in resized}
-    tables = [table for plan in plans.values() for table in plan.tables]
-    shape = [axis.output for axis in axes]
+    return _emit(call, how, [axis.output for axis in axes], plans)
+
+
+def _resize_by_data(
+    call: Call, how: Interpolation, chosen: Sequence[int], scales: Expression | None
+) -> Value:
+    """Resize whose scales, sizes or region are known only when the model runs."""
+    how.check()
+    if how.mode != "nearest" and not is_float(call.dtype(0)):
+        raise Unsupported(f"{how.mode} Resize of {call.dtype(0)}")
+    shape = list(call.shape(0))
+    sizes = [shape[axis] for axis in chosen]
+    if scales is None:
+        policy = call.attribute("keep_aspect_ratio_policy", "stretch")
+        outputs, scales = scales_by_sizes(call, sizes, call.tensor(3), policy)
+    else:
+        outputs = sizes_by_scales(call, sizes, scales)
+    region = as_vector(call, 1) if how.extrapolates else None
+    plans = {}
+    for place, (axis, output) in enumerate(zip(chosen, outputs, strict=True)):
+        extent, shape[axis] = (shape[axis], output), output
+        rows = tables(call, how, extent, (place, len(chosen)), scales, region)
+        plans[axis] = _Plan(tables=list(rows))
+    return _emit(call, how, shape, plans)
+
+
+def _emit(call: Call, how: Interpolation, shape: Sequence[Dim], plans: dict[int, _Plan]) -> Value:
+    rows = [table for plan in plans.values() for table in plan.tables]
 
     def kernel(own: Own, data: te.Tensor, *arrays: te.Tensor) -> te.Tensor:
         remaining = iter(arrays)
         taps = {i: plan.bind(remaining, own) for i, plan in plans.items()}
         return _compute(data, [own(dim) for dim in shape], taps, how)
 
-    operands = [call.tensor(0), *(call.materialize(table) for table in tables)]
+    operands = [call.tensor(0), *(call.materialize(table) for table in rows)]
     return emit_kernel(call, kernel, *operands, name="resize")
 
 

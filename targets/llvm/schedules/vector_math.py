@@ -21,6 +21,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.llvm.schedules.blocks import collect
 from tvm import tirx
 
 EXP = (0.5000000068041875, 0.16666665864585786, 0.04166629362093137, 0.008333497669264682,
@@ -39,12 +40,22 @@ EXP_LOWEST, EXP_HIGHEST = -104.0, 89.0
 """Beyond these, exp is 0 and infinity in float32."""
 
 
+MAX_BINDINGS = 7
+"""An argument with more bound values than one expansion has is not expanded into another.
+
+TVM's code generator substitutes bound values into each other while it simplifies, so that the
+time grows with the product of the nested expansions.
+"""
+
+
 def expand_math(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Replace calls of the functions above on float32 by arithmetic."""
 
     def expand(call: tvm.ir.Call) -> Any:
         rule = _EXPANSIONS.get(getattr(call.op, "name", ""))
         if rule is None or str(call.ty.dtype) != "float32":
+            return call
+        if len(collect(call.args[0], tirx.Let)) > MAX_BINDINGS:
             return call
         return _bind(call.args[0], rule)
 

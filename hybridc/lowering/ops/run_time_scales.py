@@ -1,0 +1,121 @@
+"""Resize by sizes, scales or regions that are data.
+
+A kernel works out the sizes of the result and the scales; per axis, another one makes the tables of
+taps and weights that :mod:`hybridc.lowering.ops.resize` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import te, tirx
+
+from hybridc.lowering.call import Call, Unsupported, as_expression, dtype_of
+from hybridc.lowering.ops.common import Own, cast, compute, emit_kernel
+from hybridc.lowering.ops.coordinates import TIRX, Axis, Interpolation, taps_of
+from hybridc.lowering.ops.loops import Array, emit_program, equals, local
+from hybridc.lowering.runtime_sizes import known_length, resolve
+from hybridc.lowering.value import Dim, Expression
+
+
+def sizes_by_scales(call: Call, sizes: Sequence[Dim], scales: Expression) -> list[Dim]:
+    """``floor(size * scale)`` in float32 for each axis that is resized."""
+    _check_length(call, scales, len(sizes))
+
+    def program(own: Own, scales: Array, result: Array) -> None:
+        for i, size in enumerate(sizes):
+            scaled = as_expression(own(size)).astype("float32") * scales[i]
+            result[i] = tirx.max(tirx.floor(scaled).astype("int64"), tirx.const(0, "int64"))
+
+    return resolve(call, len(sizes), program, scales, name="scaled_sizes")
+
+
+def _check_length(call: Call, tensor: Expression, count: int) -> None:
+    if known_length(call, tensor, "the scales or sizes of Resize") != count:
+        raise Unsupported("Resize with a wrong number of scales or sizes")
+
+
+def scales_by_sizes(
+    call: Call, sizes: Sequence[Dim], wanted: Expression, policy: str
+) -> tuple[list[Dim], Expression]:
+    """Sizes as the aspect-ratio policy corrects them, and the scales that lead to them."""
+    count = len(sizes)
+    _check_length(call, wanted, count)
+    if policy not in ("stretch", "not_larger", "not_smaller"):
+        raise Unsupported(f"keep_aspect_ratio_policy {policy!r}")
+    pick = tirx.min if policy == "not_larger" else tirx.max
+
+    def program(own: Own, wanted: Array, result: Array, scales: Array) -> None:
+        extents = [as_expression(own(size)).astype("float32") for size in sizes]
+        for i in range(count):
+            result[i] = wanted[i].astype("int64")
+            scales[i] = wanted[i].astype("float32") / extents[i]
+        if policy == "stretch":
+            return
+        common = local("float32", scales[0])
+        for i in range(1, count):
+            common[0] = pick(common[0], scales[i])
+        for i in range(count):
+            scales[i] = common[0]
+            rounded = tirx.floor(common[0] * extents[i] + tirx.const(0.5, "float32"))
+            result[i] = rounded.astype("int64")
+
+    results = [((count,), "int64"), ((count,), "float32")]
+    outputs, scales = emit_program(call, program, results, wanted, name="scales_by_sizes")
+    return call.dims_of(outputs, "the sizes of Resize"), scales
+
+
+def tables(
+    call: Call,
+    how: Interpolation,
+    extent: tuple[Dim, Dim],
+    place: tuple[int, int],
+    scales: Expression,
+    region: Expression | None,
+) -> list[Expression]:
+    """Tables of the taps of one axis, of shape (output, taps): places, and weights if any.
+
+    Args:
+        call: The node being lowered.
+        how: Its attributes.
+        extent: Sizes of the axis in the input and in the output.
+        place: Which of the resized axes it is, and of how many.
+        scales: Vector with the scales of the resized axes.
+        region: Vector with their starts and ends, for tf_crop_and_resize.
+    """
+    index, count = place
+    operands = [cast(call, scales, "float32")]
+    operands += [] if region is None else [cast(call, region, "float32")]
+    several = {"nearest": 1, "cubic": 4}.get(how.mode, 2)
+
+    def table(weights: bool) -> Expression:
+        def kernel(own: Own, scales: te.Tensor, *regions: te.Tensor) -> te.Tensor:
+            bounds = [tirx.const(bound, "float32") for bound in (0.0, 1.0)]
+            if regions:
+                bounds = [regions[0](index), regions[0](index + count)]
+            size, output = own(extent[0]), own(extent[1])
+            axis = Axis(size, output, scales(index), (bounds[0], bounds[1]))
+
+            def element(position: Any, tap: Any) -> Any:
+                taps = taps_of(how, axis, position, TIRX)
+                given = taps.weights if weights else taps.places
+                assert given is not None
+                result = given[0]
+                for i, other in enumerate(given[1:], 1):
+                    result = tirx.Select(equals(tap, i), other, result)
+                return result.astype("float32" if weights else "int32")
+
+            return compute([output, several], element, "taps")
+
+        return emit_kernel(call, kernel, *operands, name="taps")
+
+    return [table(False)] if how.mode == "nearest" else [table(False), table(True)]
+
+
+def as_vector(call: Call, index: int) -> Expression | None:
+    """Input ``index`` as a run-time tensor; ``None`` if it is left out or has no elements."""
+    if not call.has(index) or call.shape(index) == (0,):
+        return None
+    tensor = call.tensor(index)
+    return cast(call, tensor, "float32") if dtype_of(tensor).startswith("float") else tensor
