@@ -15,7 +15,7 @@ from tvm import tirx
 
 from hybridc.lowering.call import Call, Unsupported, as_expression, dtype_of, shape_of
 from hybridc.lowering.ops.common import Own, is_float
-from hybridc.lowering.ops.loops import Array, count, emit_program, equals, local, when
+from hybridc.lowering.ops.loops import Array, count, emit_program, equals, local, unraveled, when
 from hybridc.lowering.value import Dim, Expression
 
 
@@ -250,16 +250,15 @@ def unsqueezed_dims(call: Call, source: Sequence[Dim], axes: Expression) -> list
     return resolve(call, rank, program, axes, name="unsqueezed_dims")
 
 
-def split_matrix(call: Call, tensor: Expression, axes: Expression) -> tuple[Expression, list[Dim]]:
-    """A tensor as a matrix whose columns run over the axes that a run-time vector lists.
+def reduced_dims(call: Call, source: Sequence[Dim], axes: Expression) -> list[Dim]:
+    """The dimensions with 1 where a run-time vector lists their axes.
 
     Returns:
-        The matrix, and the tensor's dimensions with 1 in place of those that are listed.
+        Those, the number of elements that they make, and of those that are reduced to each.
     """
-    source, dtype = shape_of(tensor), dtype_of(tensor)
     number, rank = known_length(call, axes, "the axes"), len(source)
 
-    def sizes(own: Own, axes: Array, result: Array) -> None:
+    def program(own: Own, axes: Array, result: Array) -> None:
         result[rank], result[rank + 1] = 1, 1
         for axis, dim in enumerate(source):
             size = as_expression(own(dim))
@@ -268,17 +267,25 @@ def split_matrix(call: Call, tensor: Expression, axes: Expression) -> tuple[Expr
             result[rank] = result[rank] * result[axis]
             result[rank + 1] = result[rank + 1] * tirx.Select(listed, size, _whole(1))
 
-    *kept, rows, columns = resolve(call, rank + 2, sizes, axes, name="reduced_dims")
+    return resolve(call, rank + 2, program, axes, name="reduced_dims")
+
+
+def split_matrix(call: Call, tensor: Expression, axes: Expression) -> tuple[Expression, list[Dim]]:
+    """A tensor as a matrix whose columns run over the axes that a run-time vector lists.
+
+    Returns:
+        The matrix, and the tensor's dimensions with 1 in place of those that are listed.
+    """
+    source, dtype = shape_of(tensor), dtype_of(tensor)
+    number, rank = known_length(call, axes, "the axes"), len(source)
+    *kept, rows, columns = reduced_dims(call, source, axes)
 
     def fill(own: Own, data: Array, axes: Array, matrix: Array) -> None:
         total: Any = _whole(1)
         for dim in source:
             total = total * own(dim)
         with count(total, parallel=True) as task:
-            index, rest = [], task
-            for dim in reversed(source):
-                index.insert(0, tirx.floormod(rest, own(dim)))
-                rest = tirx.floordiv(rest, own(dim))
+            index = unraveled(task, list(map(own, source)))
             place = local("int64", 0, 2)
             for axis, dim in enumerate(source):
                 side = tirx.Select(_chosen(axes, number, _whole(axis), rank), _whole(1), _whole(0))

@@ -31,6 +31,7 @@ RESHAPES = [
     Case("Expand", [floats(3), vector(0, 3)], reference=True),
     Case("Tile", [floats(2, 3), vector(2, 3)]),
     Case("Tile", [floats(2, 3), vector(1, 0)]),
+    Case("Tile", [floats(0, 3), vector(2, 2)]),
     Case("Tile", [floats(2, 3), vector(3, 2)], symbolic={0: {0: "n"}}),
     Case("ConstantOfShape", [vector(2, 3)]),
     Case("ConstantOfShape", [vector(0, 3)]),
@@ -94,6 +95,9 @@ REDUCTIONS = [
 ] + [
     Case("ReduceSum", [DATA, np.zeros(0, np.int64)]),
     Case("ReduceSum", [DATA, np.zeros(0, np.int64)], {"noop_with_empty_axes": 1}),
+    Case("ReduceSum", [floats(2, 0, 3), vector(1)]),
+    Case("ReduceSum", [floats(2, 0, 3), vector(0)], {"keepdims": 0}),
+    Case("ReduceProd", [floats(2, 0), vector(1)], {"keepdims": 0}, 18, reference=True),
     Case("ReduceMin", [floats(3, 4), vector(0)], opset=18, symbolic={0: {0: "n"}}),
 ]
 
@@ -114,8 +118,51 @@ PIECES = [
 ]
 
 
+PICTURE = floats(1, 2, 4, 6)
+NONE, SCALES = None, np.array([1, 1, 1.5, 0.7], np.float32)
+SIZES = vector(1, 2, 7, 3)
+RESIZES = (
+    [
+        Case("Resize", [PICTURE, NONE, scales, sizes], {"mode": mode, **more}, opset=opset)
+        for mode in ("nearest", "linear", "cubic")
+        for scales, sizes, more, opset in (
+            (SCALES, None, {}, 13),
+            (SCALES, None, {"coordinate_transformation_mode": "asymmetric"}, 13),
+            (None, SIZES, {}, 13),
+            (None, vector(7, 3), {"axes": [2, 3]}, 19),
+        )
+    ]
+    + [
+        Case(
+            "Resize",
+            [PICTURE, None, None, vector(7, 10)],
+            {"axes": [2, 3], "keep_aspect_ratio_policy": policy},
+            opset=19,
+        )
+        for policy in ("not_larger", "not_smaller")
+    ]
+    + [
+        Case(
+            "Resize",
+            [PICTURE, np.array([0, 0, 0.4, 0.6, 1, 1, 0.9, 1.2], np.float32), None, SIZES],
+            {
+                "mode": "linear",
+                "coordinate_transformation_mode": "tf_crop_and_resize",
+                "extrapolation_value": 9.0,
+            },
+            opset=13,
+        ),
+        Case("Resize", [PICTURE, SCALES], opset=10),
+        Case(
+            "Upsample", [PICTURE, np.array([1, 1, 2, 3], np.float32)], {"mode": "linear"}, opset=9
+        ),
+        Case("Resize", [PICTURE, NONE, SCALES], {"mode": "linear"}, 13, symbolic={0: {2: "h"}}),
+    ]
+)
+
+
 @pytest.mark.parametrize(
-    "case", [*RESHAPES, *RANGES, *SLICES, *PADS, *REDUCTIONS, *SCANS, *PIECES], ids=str
+    "case", [*RESHAPES, *RANGES, *SLICES, *PADS, *REDUCTIONS, *SCANS, *PIECES, *RESIZES], ids=str
 )
 def test_at_run_time(case):
     check(case)

@@ -289,4 +289,6 @@ def test_tree_ensemble(aggregate):
 def test_tree_ensemble_in_double_precision():
     data = samples(99, "float64")
     data[:, 2] = np.round(data[:, 2])
-    check("TreeEnsemble", [data], ensemble(1, 2, "float64"), opset=5)
+    check("TreeEnsemble", [data], ensemble(1, 0, "float64"), opset=5)
+    with pytest.raises(UnsupportedError, match="post-transform"):
+        lower_model(model_of("TreeEnsemble", [data], ensemble(1, 2, "float64"), opset=5))

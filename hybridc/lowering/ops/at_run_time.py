@@ -22,11 +22,12 @@ from hybridc.lowering.ops.common import (
     reshape,
     same_dim,
 )
-from hybridc.lowering.ops.loops import Array, count, emit_program, equals, local
+from hybridc.lowering.ops.loops import Array, count, divisor, emit_program, equals, local
 from hybridc.lowering.runtime_sizes import (
     broadcast_dims,
     pad_amounts,
     range_length,
+    reduced_dims,
     reshape_dims,
     slice_ranges,
     split_matrix,
@@ -74,7 +75,7 @@ def tile_at_run_time(call: Call) -> Expression:
     def kernel(own: Own, data: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
             pairs = zip(index, map(own, source), strict=True)
-            return data(*(tirx.floormod(i, as_expression(dim)) for i, dim in pairs))
+            return data(*(tirx.floormod(i, divisor(dim)) for i, dim in pairs))
 
         return compute(map(own, shape), element, "tile")
 
@@ -182,12 +183,28 @@ def reduce_at_run_time(call: Call, convert: Converter) -> Value:
         call: The node, with its axes as the second input.
         convert: Converter of the operator for axes that are known.
     """
-    matrix, kept = split_matrix(call, call.tensor(0), call.tensor(1))
+    source, dtype = call.shape(0), call.dtype(0)
     columns = derived_constant(call, "columns", np.array([1], np.int64))
+    nothing = any(same_dim(dim, 0) for dim in source)
+    if nothing:
+        matrix: Value = derived_constant(call, "nothing", np.zeros((1, 0), dtype))
+        kept = reduced_dims(call, source, call.tensor(1))[: len(source)]
+    else:
+        matrix, kept = split_matrix(call, call.tensor(0), call.tensor(1))
     reduced: Any = convert(call.with_inputs([matrix, columns]))
     if not call.attribute("keepdims", 1):
-        kept = squeezed_dims(call, call.shape(0), call.tensor(1))
-    return reshape(call, reduced, kept)
+        kept = squeezed_dims(call, source, call.tensor(1))
+    return _repeated(call, reduced, kept) if nothing else reshape(call, reduced, kept)
+
+
+def _repeated(call: Call, value: Value, shape: Sequence[Dim]) -> Expression:
+    """A tensor with the one element of a value everywhere."""
+    scalar = call.materialize(reshape(call, value, ()))
+
+    def kernel(own: Own, element: te.Tensor) -> te.Tensor:
+        return compute(map(own, shape), lambda *_: element(), "repeated")
+
+    return emit_kernel(call, kernel, scalar, name="repeated")
 
 
 def scan_at_run_time(
@@ -229,7 +246,7 @@ def _extent_and_stride(own: Own, shape: Sequence[Dim], axis: Any) -> tuple[Array
     extent, stride = local("int64", 1), local("int64", 1)
     inner: Any = tirx.const(1, "int64")
     for i in reversed(range(len(shape))):
-        size = as_expression(own(shape[i]))
+        size = divisor(own(shape[i]))
         here = tirx.any(equals(axis, i), equals(axis, i - len(shape)))
         extent[0] = tirx.Select(here, size, extent[0])
         stride[0] = tirx.Select(here, inner, stride[0])

@@ -124,6 +124,20 @@ def local(dtype: str, value: Any, size: int = 1) -> Array:
     return array
 
 
+def divisor(dim: Dim) -> Any:
+    """A dimension to divide an index by; 1 for an empty one, which has no index."""
+    return tirx.max(as_expression(dim), tirx.const(1, "int64"))
+
+
+def unraveled(position: Any, shape: Sequence[Dim]) -> list[Any]:
+    """Index of an element from its number in the order of memory."""
+    index: list[Any] = []
+    for dim in reversed(shape):
+        index.insert(0, tirx.floormod(position, divisor(dim)))
+        position = tirx.floordiv(position, divisor(dim))
+    return index
+
+
 def equals(left: Any, right: Dim) -> Any:
     """Whether two int64 expressions are equal, as an expression."""
     return tirx.EQ(as_expression(left), as_expression(right))

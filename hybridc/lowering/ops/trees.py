@@ -269,8 +269,8 @@ _COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda x, y: x >= y,
     lambda x, y: x > y,
     lambda x, y: tirx.EQ(x, y),
-    # TVM's own NE is false for NaN.
-    lambda x, y: tirx.Not(tirx.EQ(x, y)),
+    # NaN differs from everything, but TVM's comparison is false for it.
+    lambda x, y: tirx.any(x < y, x > y, tirx.isnan(x)),
 )
 
 

@@ -28,6 +28,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     extents_of,
     is_reduction,
     is_spatial,
+    may_repeat,
     starts_from,
     store_of,
 )
@@ -58,6 +59,7 @@ UNROLLED_MULTIPLIES = 256
 """Kernel positions are unrolled as long as the loop body has at most this many multiply-adds."""
 
 ANCHOR = "convolution"
+RESULT = "result"
 PHASES = "phases"
 
 
@@ -211,19 +213,35 @@ def schedule_convolution(schedule: Schedule, cpu: Cpu) -> Schedule:
     found = find_convolution(node)
     rows, tile = choose_chunk(found, cpu)
     function = _rewrite(schedule.mod["main"], str(node.name_hint), found, rows)
-    rewritten = Schedule(tvm.IRModule({"main": function}))
-    inline_spatial_blocks(rewritten)
-    others = [block for block in blocks_of(rewritten) if is_spatial(rewritten.get(block))]
-    final = final_reader(rewritten)
-    name = rewritten.get(final).name_hint
+    try:
+        return _schedule_rewritten(function, found, rows, tile, cpu, keep=())
+    except (Misfit, RuntimeError):
+        # What follows cannot be finished inside a tile: convolve first, then do the rest.
+        return _schedule_rewritten(function, found, rows, tile, cpu, keep=(RESULT,))
+
+
+def _schedule_rewritten(
+    function: tirx.PrimFunc,
+    found: Convolution,
+    rows: int,
+    tile: RegisterTile,
+    cpu: Cpu,
+    keep: tuple[str, ...],
+) -> Schedule:
+    """Schedule the rewritten function, with the blocks named in ``keep`` not inlined."""
+    schedule = Schedule(tvm.IRModule({"main": function}))
+    inline_spatial_blocks(schedule, keep)
+    others = [block for block in blocks_of(schedule) if is_spatial(schedule.get(block))]
+    final = final_reader(schedule)
+    name = schedule.get(final).name_hint
     if found.is_pointwise:
-        _tile_pointwise(rewritten, final, found, tile)
+        _tile_pointwise(schedule, final, found, tile)
     else:
-        _tile_rows(rewritten, final, found, rows, tile)
+        _tile_rows(schedule, final, found, rows, tile)
     for block in others:
-        if rewritten.get(block).name_hint != name:
-            schedule_spatial(rewritten, block, cpu)
-    return rewritten
+        if schedule.get(block).name_hint != name:
+            schedule_spatial(schedule, block, cpu)
+    return schedule
 
 
 def choose_chunk(found: Convolution, cpu: Cpu) -> tuple[int, RegisterTile]:
@@ -280,7 +298,7 @@ def _rewrite(function: tirx.PrimFunc, name: str, found: Convolution, rows: int) 
     result = te.compute(
         found.result.shape,
         lambda n, o, y, x: anchor[n, o, tirx.floordiv(y, rows), tirx.floormod(y, rows) * width + x],
-        name="result",
+        name=RESULT,
     )
     tensors, buffers = [source, weight, result], [found.source, found.weight, found.result]
     return replace_block(function, name, tensors, buffers)
@@ -320,12 +338,14 @@ def _phase_reader(found: Convolution, source: te.Tensor) -> Any:
 
 
 def final_reader(schedule: Schedule) -> Any:
-    """The one block that reads the convolution and writes the function's output."""
-    readers = list(schedule.get_consumers(schedule.get_sblock(ANCHOR)))
-    if len(readers) != 1 or not is_spatial(schedule.get(readers[0])):
+    """The one spatial block that reads the convolution."""
+    anchor = schedule.get_sblock(ANCHOR)
+    readers = list(schedule.get_consumers(anchor))
+    store = store_of(schedule.get(anchor))
+    if len(readers) != 1 or not is_spatial(schedule.get(readers[0])) or store is None:
         raise Misfit("the result is read by several blocks")
-    if schedule.get_consumers(readers[0]):
-        raise Misfit("the result is not the output")
+    if not may_repeat(schedule, readers[0], [store.buffer]):
+        raise Misfit("what finishes the result may share memory with what it reads")
     return readers[0]
 
 

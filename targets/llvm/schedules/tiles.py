@@ -31,31 +31,30 @@ LLVM's promotion to registers."""
 
 
 def final_block(schedule: Schedule, anchor: Any) -> Any:
-    """The spatial block that alone reads the anchor, element for element; made if there is none.
+    """The block that finishes an anchor inside a tile.
 
-    Raises:
-        Misfit: The anchor's result is read by several blocks, or in another order.
+    That is the spatial block that alone reads the anchor, element for element. If there is no
+    such block, one is made that only copies.
     """
     consumers = list(schedule.get_consumers(anchor))
-    if not consumers:
-        return schedule.cache_write(anchor, 0, "global")
-    if len(consumers) > 1 or not is_spatial(schedule.get(consumers[0])):
-        raise Misfit("the anchor's result is read by several blocks")
-    node, reader = schedule.get(anchor), schedule.get(consumers[0])
+    if len(consumers) == 1 and _finishes(schedule, anchor, consumers[0]):
+        return consumers[0]
+    return schedule.cache_write(anchor, 0, "global")
+
+
+def _finishes(schedule: Schedule, anchor: Any, block: Any) -> bool:
+    node, reader = schedule.get(anchor), schedule.get(block)
     source, store = store_of(node), store_of(reader)
-    if source is None or store is None or not has_direct_loops(schedule, consumers[0]):
-        raise Misfit("blocks that are not plain stores")
+    if source is None or store is None or not is_spatial(reader):
+        return False
+    if not has_direct_loops(schedule, block) or not may_repeat(schedule, block, [source.buffer]):
+        return False
     axes = axes_of(reader)
     accesses = [load.indices for load in loads_of(reader) if load.source.same_as(source.buffer)]
-    for indices in [*accesses, store.indices]:
-        if not _same_variables(indices, axes):
-            raise Misfit("the anchor's result is read in another order")
-    if not may_repeat(schedule, consumers[0], [source.buffer]):
-        raise Misfit("the block that finishes the anchor may share memory with what it reads")
     kept = [axis.var for axis in node.iter_vars if axis.iter_type == tirx.IterVar.DataPar]
-    if not _same_variables(source.indices, kept):
-        raise Misfit("the anchor does not write in the order of its axes")
-    return consumers[0]
+    return _same_variables(source.indices, kept) and all(
+        _same_variables(indices, axes) for indices in (*accesses, store.indices)
+    )
 
 
 def _same_variables(indices: Any, axes: Any) -> bool:
