@@ -336,7 +336,8 @@ def _split(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
         raise Unsupported(f"MatMulNBits with {bits} bits")
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return parts.reshape(*packed.shape[:-1], -1)
+    joined: np.ndarray[Any, Any] = parts.reshape(*packed.shape[:-1], -1)
+    return joined
 
 
 _ROWS: dict[str, Converter] = {

@@ -180,8 +180,9 @@ def qlinear_concat(call: Call) -> Expression:
 
 
 def _equal(left: Value | None, right: Value | None) -> bool:
-    both = isinstance(left, Constant) and isinstance(right, Constant)
-    return both and left.array.item() == right.array.item()
+    if not isinstance(left, Constant) or not isinstance(right, Constant):
+        return False
+    return bool(left.array.item() == right.array.item())
 
 
 def quantized_gemm(call: Call) -> Expression:

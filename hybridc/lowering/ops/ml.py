@@ -70,7 +70,7 @@ def normalizer(call: Call) -> Expression:
         raise Unsupported(f"Normalizer with the norm {norm!r}")
 
     def element(x: Any, s: Any) -> Any:
-        return tirx.Select(tirx.NE(s, number(0, s)), x / s, x)
+        return tirx.Select(tirx.EQ(s, number(0, s)), x, x / s)
 
     return map_elements(call, element, data, size, name="normalizer")
 
@@ -159,7 +159,8 @@ def _labels(call: Call, name: str) -> np.ndarray[Any, Any]:
 def _default(call: Call, dtype: str) -> float:
     tensor = call.attribute("default_tensor")
     if tensor is not None:
-        return tensor.numpy().reshape(()).item()
+        value: float = tensor.numpy().reshape(()).item()
+        return value
     if dtype.startswith("float"):
         return float(call.attribute("default_float", -0.0))
     return int(call.attribute("default_int64", -1))

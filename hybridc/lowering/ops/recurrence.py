@@ -161,13 +161,14 @@ def recurrence(layer: Layer, names: Sequence[str], *tensors: te.Tensor) -> list[
             _emit(layer, Operands(**given), results, (steps, batch), dtype)
             return builder.get()
 
-    return te.extern(
+    results: list[te.Tensor] = te.extern(
         [(steps, batch, layer.hidden), *states],
         list(tensors),
         generate,
         dtype=[dtype] * (1 + len(states)),
         name=f"{layer.kind.lower()}_steps",
     )
+    return results
 
 
 @dataclass

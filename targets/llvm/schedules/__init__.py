@@ -11,11 +11,7 @@ from collections.abc import Callable
 
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.blocks import (
-    blocks_of,
-    is_reduction,
-    is_spatial,
-)
+from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_spatial
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
@@ -56,4 +52,62 @@ def schedule_module(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
 def schedule_function(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
     """Schedule one function with the first rule that fits; unchanged if none does."""
     for rule in _RULES:
-        tuple[Rule, ...] = (schedule_convolution, _matmul, _chain, _stages)
+        scheduled = apply_rule(rule, function, cpu)
+        if scheduled is not None:
+            return expand_math(scheduled)
+    return expand_math(function)
+
+
+def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc | None:
+    """The function scheduled by one rule, or ``None`` if the rule does not fit.
+
+    Schedule primitives refuse what would change the result by raising; that, too, means that
+    the rule does not fit.
+    """
+    schedule = Schedule(tvm.IRModule({"main": function}))
+    try:
+        return move_tails(rule(schedule, cpu).mod["main"])
+    except (Misfit, RuntimeError, ValueError, TypeError):
+        return None
+
+
+def _matmul(schedule: Schedule, cpu: Cpu) -> Schedule:
+    inline_spatial_blocks(schedule)
+    schedule_matmul(schedule, cpu)
+    return schedule
+
+
+def _chain(schedule: Schedule, cpu: Cpu) -> Schedule:
+    inline_spatial_blocks(schedule)
+    schedule = peel_reductions(schedule, cpu)
+    schedule_chain(schedule, cpu)
+    return schedule
+
+
+def _stages(schedule: Schedule, cpu: Cpu) -> Schedule:
+    """Schedule block after block; a block for which that fails keeps its plain loops."""
+    inline_spatial_blocks(schedule)
+    schedule = peel_reductions(schedule, cpu)
+    blocks = [(block, schedule.get(block)) for block in blocks_of(schedule)]
+    finished: set[str] = set()
+    for block in [block for block, node in blocks if is_reduction(node)]:
+        trial = schedule.copy()
+        try:
+            final = schedule_reduction(trial, block, cpu)
+        except (Misfit, RuntimeError):
+            continue
+        schedule = trial
+        finished.add(schedule.get(final).name_hint)
+    for block in [block for block, node in blocks if is_spatial(node)]:
+        if schedule.get(block).name_hint in finished:
+            continue
+        trial = schedule.copy()
+        try:
+            schedule_spatial(trial, block, cpu)
+        except (Misfit, RuntimeError):
+            continue
+        schedule = trial
+    return schedule
+
+
+_RULES: tuple[Rule, ...] = (schedule_convolution, _matmul, _chain, _stages)
