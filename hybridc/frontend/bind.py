@@ -83,7 +83,7 @@ def _fitted(value: ir.Value, array: Array) -> Array:
         raise UsageError(f"--bind {value.name}: {array.tolist()} does not fit {dtype.name}")
     dims = [] if value.shape is None else list(value.shape)
     if converted.ndim == 0 and all(isinstance(dim, int) for dim in dims):
-        return np.full([int(dim) for dim in dims], converted)
+        return np.full([dim for dim in dims if isinstance(dim, int)], converted)
     known = zip(converted.shape, dims, strict=False)
     fits = len(dims) == converted.ndim and all(d == s for s, d in known if isinstance(d, int))
     if value.shape is not None and not fits:

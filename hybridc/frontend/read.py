@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from hybridc.errors import ModelError, UsageError
+from hybridc.frontend.repair import Repairs, repair
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = 28
@@ -52,11 +53,10 @@ def read_model(path: str | os.PathLike[str]) -> Source:
     proto = _parse(file)
     external = list(_external_files(proto, file))
     _check_opset(proto, file)
-    _check_valid(str(file), file)
-    try:
-        model = ir.load(file, format="protobuf")
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise ModelError(f"{file} cannot be read: {error}") from error
+    repairs = repair(proto)
+    _check_valid(proto if repairs.changed else str(file), file)
+    model = _deserialize(proto, repairs, file)
+    ir.external_data.set_base_dir(model.graph, file.parent)
     return Source(file, model, _checksum([file, *external]))
 
 
@@ -67,10 +67,24 @@ def source_of(proto: onnx.ModelProto) -> Source:
         ModelError: It is not valid or of an opset out of range.
     """
     place = Path(proto.graph.name or "model")
-    _check_opset(proto, place)
-    _check_valid(proto, place)
     digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
-    return Source(place, ir.from_proto(proto), digest)
+    _check_opset(proto, place)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    repairs = repair(copy)
+    _check_valid(copy, place)
+    return Source(place, _deserialize(copy, repairs, place), digest)
+
+
+def _deserialize(proto: onnx.ModelProto, repairs: Repairs, place: Path) -> ir.Model:
+    try:
+        model = ir.from_proto(proto)
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise ModelError(f"{place} cannot be read: {error}") from error
+    for value in model.graph.outputs:
+        if value.name in repairs.shapeless:
+            value.shape = None
+    return model
 
 
 def _parse(file: Path) -> onnx.ModelProto:

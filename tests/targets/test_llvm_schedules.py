@@ -300,6 +300,26 @@ def test_convolution(
     check(cpu, shapes, build, expected)
 
 
+@pytest.mark.parametrize("kernel", [(1, 1), (5, 3)])
+def test_convolution_before_a_chain(cpu: Cpu, kernel: tuple[int, int]) -> None:
+    """What follows is too long for one block, so that its buffers may share memory in place."""
+    shapes, first, reference = convolution((1, 1, 9, 30), 1, kernel, stride=2, dilation=2)
+
+    def build(builder: Any, *parameters: Any) -> Any:
+        x = first(builder, *parameters)
+        for _ in range(16):
+            x = builder.emit(op.add(x, builder.emit(op.tanh(x))))
+        return x
+
+    def expected(*arrays: Array) -> Array:
+        x = reference(*arrays)
+        for _ in range(16):
+            x = x + np.tanh(x)
+        return x
+
+    check(cpu, shapes, build, expected)
+
+
 @settings(
     max_examples=15,
     deadline=None,

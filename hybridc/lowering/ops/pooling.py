@@ -28,13 +28,13 @@ from hybridc.lowering.ops.common import (
 )
 from hybridc.lowering.ops.reducers import largest_of, reduce_with
 from hybridc.lowering.ops.window import Window, not_negative, pad_spatial, window_of
-from hybridc.lowering.value import Dim, Expression
+from hybridc.lowering.value import Dim, Expression, Value
 
 
-def max_pool(call: Call) -> Expression:
+def max_pool(call: Call) -> Value:
     """Largest element of each window; padding never wins."""
-    if len(call.node.outputs) > 1:
-        raise Unsupported("MaxPool with the output Indices")
+    if len(call.node.outputs) > 1 and call.node.outputs[1].name:
+        return max_pool_with_indices(call)
     window, sizes = _geometry(call)
 
     def kernel(own: Own, data: te.Tensor) -> te.Tensor:
@@ -44,6 +44,66 @@ def max_pool(call: Call) -> Expression:
         return _pool(data, moved, counts, largest_of(dtype), lowest, "pool_max")
 
     return emit_kernel(call, kernel, call.tensor(0), name="max_pool")
+
+
+def max_pool_with_indices(call: Call) -> tuple[Value, ...]:
+    """Largest element of each window, and where it stands in the flattened input."""
+    window, sizes = _geometry(call)
+    columns = bool(call.attribute("storage_order", 0))
+
+    def kernel(own: Own, data: te.Tensor) -> list[te.Tensor]:
+        moved, counts = window.translated(own), [own(size) for size in sizes]
+        return _pool_places(data, moved, counts, columns)
+
+    both = emit_kernel(call, kernel, call.tensor(0), name="max_pool_places")
+    return tuple(call.emit(relax.TupleGetItem(both, index)) for index in (0, 1))
+
+
+def _pool_places(
+    data: te.Tensor, window: Window, sizes: Sequence[Dim], columns: bool
+) -> list[te.Tensor]:
+    """Maximum and its flat index, which counts the spatial dimensions from the first one on if
+    ``columns``; of equal elements the one with the smaller index wins.
+    """
+    dtype = element_type(data)
+    lowest = tirx.const(-math.inf, dtype) if is_float(dtype) else te.min_value(dtype)
+    taps = [reduce_axis(extent, name=f"r{i}") for i, extent in enumerate(window.kernel)]
+
+    def better(left: Any, right: Any) -> tuple[Any, Any]:
+        first = tirx.any(left[0] > right[0], tirx.all(left[0] >= right[0], left[1] < right[1]))
+        return tirx.Select(first, left[0], right[0]), tirx.Select(first, left[1], right[1])
+
+    nowhere = tirx.max_value("int64")
+    largest = te.comm_reducer(better, lambda _value, _place: (lowest, nowhere))
+
+    def element(*index: Any) -> Any:
+        source = [
+            y * stride + tap * dilation - before
+            for y, stride, tap, dilation, before in zip(
+                index[2:], window.strides, taps, window.dilations, window.before, strict=True
+            )
+        ]
+        extents = data.shape[2:]
+        inside = [tirx.all(s >= 0, s < extent) for s, extent in zip(source, extents, strict=True)]
+        place: Any = index[0] * data.shape[1] + index[1]
+        for extent in extents:
+            place = place * extent
+        place = place + _flat(source, extents, columns)
+        value = tirx.if_then_else(tirx.all(*inside), data(*index[:2], *source), lowest)
+        where = tirx.if_then_else(tirx.all(*inside), place.astype("int64"), nowhere)
+        return largest((value, where), axis=taps)
+
+    shape = (*data.shape[:2], *sizes)
+    return list(te.compute(shape, element, name="pool_max_place"))
+
+
+def _flat(position: Sequence[Any], extents: Sequence[Any], columns: bool) -> Any:
+    """Position in a box as one number, the last dimension running fastest, or the first."""
+    order = list(zip(position, extents, strict=True))
+    flat: Any = 0
+    for step, extent in reversed(order) if columns else order:
+        flat = flat * extent + step
+    return flat
 
 
 def average_pool(call: Call) -> Expression:

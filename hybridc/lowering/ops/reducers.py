@@ -18,13 +18,15 @@ def largest_of(dtype: str) -> Callable[..., Any]:
     which is wrong where all elements are negative infinity, as in a fully masked row.
     """
     start = tirx.const(-math.inf, dtype) if is_float(dtype) else tirx.min_value(dtype)
-    return te.comm_reducer(lambda x, y: tirx.max(x, y), lambda _dtype: start)
+    reducer: Callable[..., Any] = te.comm_reducer(lambda x, y: tirx.max(x, y), lambda _: start)
+    return reducer
 
 
 def smallest_of(dtype: str) -> Callable[..., Any]:
     """A reducer for the smallest element; see :func:`largest_of`."""
     start = tirx.const(math.inf, dtype) if is_float(dtype) else tirx.max_value(dtype)
-    return te.comm_reducer(lambda x, y: tirx.min(x, y), lambda _dtype: start)
+    reducer: Callable[..., Any] = te.comm_reducer(lambda x, y: tirx.min(x, y), lambda _: start)
+    return reducer
 
 
 def reduce_with(

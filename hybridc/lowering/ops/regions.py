@@ -6,6 +6,7 @@ How many elements a bin of a region covers is data, so both are loops of their o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -34,13 +35,33 @@ def roi_align(half_pixel: bool) -> Converter:
     return convert
 
 
+@dataclass(frozen=True)
+class _Alignment:
+    """The attributes of RoiAlign, and the type that it computes in."""
+
+    pooled: tuple[int, int]
+    scale: float
+    ratio: int
+    mode: str
+    shifted: bool
+    work: str
+
+    def real(self, number: float) -> Any:
+        """An immediate of the type that is computed in."""
+        return tirx.const(number, self.work)
+
+
 def _roi_align(call: Call, mode: str, shifted: bool) -> Expression:
-    pooled = [int(call.attribute(name, 1)) for name in ("output_height", "output_width")]
-    scale = float(call.attribute("spatial_scale", 1.0))
-    ratio = int(call.attribute("sampling_ratio", 0))
     batch, channels, height, width = call.shape(0)
     regions, dtype = call.shape(1)[0], call.dtype(0)
-    work = "float64" if dtype == "float64" else "float32"
+    how = _Alignment(
+        pooled=(int(call.attribute("output_height", 1)), int(call.attribute("output_width", 1))),
+        scale=float(call.attribute("spatial_scale", 1.0)),
+        ratio=int(call.attribute("sampling_ratio", 0)),
+        mode=mode,
+        shifted=shifted,
+        work="float64" if dtype == "float64" else "float32",
+    )
 
     def program(own: Own, data: Array, rois: Array, batches: Array, target: Array) -> None:
         sizes = (own(height), own(width))
@@ -48,48 +69,64 @@ def _roi_align(call: Call, mode: str, shifted: bool) -> Expression:
             region = tirx.floordiv(task, own(channels))
             channel = tirx.floormod(task, own(channels))
             image = tirx.max(tirx.min(batches[region].astype("int64"), own(batch) - 1), 0)
-            starts, steps, samples = local(work, 0, 2), local(work, 0, 2), local("int64", 0, 2)
-            for axis in (0, 1):
-                low, high = (
-                    rois[region, end + 1 - axis].astype(work) * tirx.const(scale, work)
-                    - tirx.const(0.5 if shifted else 0, work)
-                    for end in (0, 2)
-                )
-                length = high - low if shifted else tirx.max(high - low, tirx.const(1, work))
-                starts[axis] = low
-                steps[axis] = length / tirx.const(pooled[axis], work)
-                adaptive = tirx.ceil(steps[axis]).astype("int64")
-                samples[axis] = tirx.const(ratio, "int64") if ratio > 0 else adaptive
-            with count(pooled[0]) as row, count(pooled[1]) as column:
-                total = local(work, 0)
-                first = local("bool", True)
-                with count(samples[0]) as i, count(samples[1]) as j:
-                    places = [
-                        starts[axis]
-                        + bin_.astype(work) * steps[axis]
-                        + (step.astype(work) + tirx.const(0.5, work))
-                        * steps[axis]
-                        / samples[axis].astype(work)
-                        for axis, bin_, step in ((0, row, i), (1, column, j))
-                    ]
-                    parts = _corners(data, image, channel, places, sizes, work)
-                    if mode == "avg":
-                        total[0] = total[0] + ((parts[0] + parts[1]) + parts[2]) + parts[3]
-                    else:
-                        # The largest weighted corner, not the largest interpolated value:
-                        # ONNX's reference and ONNX Runtime both define it so.
-                        largest = tirx.max(tirx.max(parts[0], parts[1]), tirx.max(*parts[2:]))
-                        total[0] = tirx.Select(first[0], largest, tirx.max(total[0], largest))
-                        first[0] = False
-                result = total[0]
-                if mode == "avg":
-                    several = tirx.max(samples[0] * samples[1], tirx.const(1, "int64"))
-                    result = result / several.astype(work)
+            grid = _sampling_grid(how, rois, region)
+            with count(how.pooled[0]) as row, count(how.pooled[1]) as column:
+                result = _bin(how, data, (image, channel), (row, column), grid, sizes)
                 target[region, channel, row, column] = result.astype(dtype)
 
-    shape = (regions, channels, *pooled)
+    shape = (regions, channels, *how.pooled)
     operands = (call.tensor(0), call.tensor(1), call.tensor(2))
     return emit_program(call, program, [(shape, dtype)], *operands, name="roi_align")[0]
+
+
+def _sampling_grid(how: _Alignment, rois: Array, region: Any) -> tuple[Array, Array, Array]:
+    """Where a region starts, the size of its bins, and the samples in each, by axis."""
+    starts, steps = local(how.work, 0, 2), local(how.work, 0, 2)
+    samples = local("int64", 0, 2)
+    for axis in (0, 1):
+        low, high = (
+            rois[region, end + 1 - axis].astype(how.work) * how.real(how.scale)
+            - how.real(0.5 if how.shifted else 0)
+            for end in (0, 2)
+        )
+        length = high - low if how.shifted else tirx.max(high - low, how.real(1))
+        starts[axis] = low
+        steps[axis] = length / how.real(how.pooled[axis])
+        adaptive = tirx.ceil(steps[axis]).astype("int64")
+        samples[axis] = tirx.const(how.ratio, "int64") if how.ratio > 0 else adaptive
+    return starts, steps, samples
+
+
+def _bin(
+    how: _Alignment,
+    data: Array,
+    plane: tuple[Any, Any],
+    where: tuple[Any, Any],
+    grid: tuple[Array, Array, Array],
+    sizes: tuple[Any, Any],
+) -> Any:
+    """The mean or the largest of a bin's samples."""
+    starts, steps, samples = grid
+    total, first = local(how.work, 0), local("bool", True)
+    with count(samples[0]) as i, count(samples[1]) as j:
+        places = []
+        for axis, number in enumerate((i, j)):
+            fraction = (number.astype(how.work) + how.real(0.5)) * steps[axis]
+            bin_start = starts[axis] + where[axis].astype(how.work) * steps[axis]
+            places.append(bin_start + fraction / samples[axis].astype(how.work))
+        parts = _corners(data, *plane, places, sizes, how.work)
+        if how.mode == "avg":
+            total[0] = total[0] + ((parts[0] + parts[1]) + parts[2]) + parts[3]
+        else:
+            # The largest weighted corner, not the largest interpolated value: ONNX's reference
+            # and ONNX Runtime both define it so.
+            largest = tirx.max(tirx.max(parts[0], parts[1]), tirx.max(*parts[2:]))
+            total[0] = tirx.Select(first[0], largest, tirx.max(total[0], largest))
+            first[0] = False
+    if how.mode == "max":
+        return total[0]
+    several = tirx.max(samples[0] * samples[1], tirx.const(1, "int64"))
+    return total[0] / several.astype(how.work)
 
 
 def _corners(

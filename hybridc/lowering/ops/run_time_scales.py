@@ -89,28 +89,31 @@ def tables(
     operands += [] if region is None else [cast(call, region, "float32")]
     several = {"nearest": 1, "cubic": 4}.get(how.mode, 2)
 
+    def kernel(own: Own, weights: bool, scales: te.Tensor, *regions: te.Tensor) -> te.Tensor:
+        bounds = (tirx.const(0.0, "float32"), tirx.const(1.0, "float32"))
+        if regions:
+            bounds = (regions[0](index), regions[0](index + count))
+        axis = Axis(own(extent[0]), own(extent[1]), scales(index), bounds)
+        dtype = "float32" if weights else "int32"
+
+        def element(position: Any, tap: Any) -> Any:
+            taps = taps_of(how, axis, position, TIRX)
+            return _chosen(tap, (taps.weights or ()) if weights else taps.places).astype(dtype)
+
+        return compute([own(extent[1]), several], element, "taps")
+
     def table(weights: bool) -> Expression:
-        def kernel(own: Own, scales: te.Tensor, *regions: te.Tensor) -> te.Tensor:
-            bounds = [tirx.const(bound, "float32") for bound in (0.0, 1.0)]
-            if regions:
-                bounds = [regions[0](index), regions[0](index + count)]
-            size, output = own(extent[0]), own(extent[1])
-            axis = Axis(size, output, scales(index), (bounds[0], bounds[1]))
-
-            def element(position: Any, tap: Any) -> Any:
-                taps = taps_of(how, axis, position, TIRX)
-                given = taps.weights if weights else taps.places
-                assert given is not None
-                result = given[0]
-                for i, other in enumerate(given[1:], 1):
-                    result = tirx.Select(equals(tap, i), other, result)
-                return result.astype("float32" if weights else "int32")
-
-            return compute([output, several], element, "taps")
-
-        return emit_kernel(call, kernel, *operands, name="taps")
+        return emit_kernel(call, lambda own, *a: kernel(own, weights, *a), *operands, name="taps")
 
     return [table(False)] if how.mode == "nearest" else [table(False), table(True)]
+
+
+def _chosen(which: Any, items: Sequence[Any]) -> Any:
+    """One of several expressions by a number."""
+    result = items[0]
+    for i, other in enumerate(items[1:], 1):
+        result = tirx.Select(equals(which, i), other, result)
+    return result
 
 
 def as_vector(call: Call, index: int) -> Expression | None:

@@ -8,6 +8,7 @@ Classes are independent, so they run in parallel; a second kernel lines up what 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,15 @@ from tvm import relax, tirx
 
 from hybridc.lowering.call import Call
 from hybridc.lowering.ops.common import Own, product, reshape, simplify
-from hybridc.lowering.ops.loops import Array, count, emit_program, local, repeat_while, when
+from hybridc.lowering.ops.loops import (
+    Array,
+    count,
+    emit_program,
+    equals,
+    local,
+    repeat_while,
+    when,
+)
 from hybridc.lowering.value import Dim, Expression
 
 
@@ -32,62 +41,74 @@ def _scalar(call: Call, index: int, default: float, dtype: str) -> Expression:
     return call.materialize(reshape(call, call.value(index), ()))
 
 
+@dataclass(frozen=True)
+class _Class:
+    """One class of one picture inside the kernel: its boxes and its own row of the tables."""
+
+    corners: Array
+    scores: Array
+    picture: Any
+    label: Any
+    candidates: Array
+    task: Any
+
+    def score(self, box: Any) -> Any:
+        """Score of a box."""
+        return self.scores[self.picture, self.label, box]
+
+
 def _kept_boxes(call: Call, tasks: Dim, boxes: Dim) -> tuple[Expression, Expression]:
     """Boxes kept for each class of each picture: a table of indices, and how many are valid."""
-    centered = bool(call.attribute("center_point_box", 0))
-    thresholded = call.has(4)
+    centered, thresholded = bool(call.attribute("center_point_box", 0)), call.has(4)
 
-    def program(
-        own: Own,
-        corners: Array,
-        scores: Array,
-        limit: Array,
-        overlap: Array,
-        threshold: Array,
-        kept: Array,
-        counts: Array,
-        candidates: Array,
-    ) -> None:
+    def program(own: Own, corners: Array, scores: Array, *arrays: Array) -> None:
+        limit, overlap, threshold, kept, counts, candidates = arrays
         classes = scores.shape[1]
         with count(own(tasks), parallel=True) as task:
             picture, label = tirx.floordiv(task, classes), tirx.floormod(task, classes)
+            one = _Class(corners, scores, picture, label, candidates, task)
             left, found = local("int64", 0), local("int64", 0)
             with count(own(boxes)) as box:
                 kept[task, box] = 0
-                wanted = scores[picture, label, box] > threshold[()]
+                wanted = one.score(box) > threshold[()]
                 with when(wanted if thresholded else tirx.const(True, "bool")):
                     candidates[task, left[0]] = box
                     left[0] = left[0] + 1
             with repeat_while(tirx.all(left[0] > 0, found[0] < limit[()])):
-                best = local("int64", candidates[task, 0])
-                with count(left[0]) as i:
-                    box = candidates[task, i]
-                    with when(scores[picture, label, box] > scores[picture, label, best[0]]):
-                        best[0] = box
+                best = _best(one, left)
                 kept[task, found[0]] = best[0]
                 found[0] = found[0] + 1
-                remaining = local("int64", 0)
-                with count(left[0]) as i:
-                    box = candidates[task, i]
-                    pair = [_sides(corners, picture, which, centered) for which in (best[0], box)]
-                    dropped = tirx.any(tirx.EQ(box, best[0]), _overlap_too_much(*pair, overlap[()]))
-                    with when(tirx.Not(dropped)):
-                        candidates[task, remaining[0]] = box
-                        remaining[0] = remaining[0] + 1
-                left[0] = remaining[0]
+                _drop_overlapping(one, best, left, overlap[()], centered)
             counts[task] = found[0]
 
-    operands = (
-        call.tensor(0),
-        call.tensor(1),
-        _scalar(call, 2, 0, "int64"),
-        _scalar(call, 3, 0.0, "float32"),
-        _scalar(call, 4, 0.0, "float32"),
-    )
+    scalars = [_scalar(call, 2, 0, "int64"), *(_scalar(call, i, 0, "float32") for i in (3, 4))]
     table = ((tasks, boxes), "int64")
     results = [table, ((tasks,), "int64"), table]
+    operands = (call.tensor(0), call.tensor(1), *scalars)
     kept, counts, _ = emit_program(call, program, results, *operands, name="suppress")
     return kept, counts
+
+
+def _best(one: _Class, left: Array) -> Array:
+    """A variable with the candidate of the highest score, the first of several."""
+    best = local("int64", one.candidates[one.task, 0])
+    with count(left[0]) as i:
+        box = one.candidates[one.task, i]
+        best[0] = tirx.Select(one.score(box) > one.score(best[0]), box, best[0])
+    return best
+
+
+def _drop_overlapping(one: _Class, best: Array, left: Array, limit: Any, centered: bool) -> None:
+    """Take a box, and those that overlap it too much, off the candidates."""
+    remaining = local("int64", 0)
+    with count(left[0]) as i:
+        box = local("int64", one.candidates[one.task, i])
+        pair = [_sides(one.corners, one.picture, b[0], centered) for b in (best, box)]
+        dropped = tirx.any(equals(box[0], best[0]), _overlap_too_much(*pair, limit))
+        with when(tirx.Not(dropped)):
+            one.candidates[one.task, remaining[0]] = box[0]
+            remaining[0] = remaining[0] + 1
+    left[0] = remaining[0]
 
 
 def _sides(boxes: Array, picture: Any, box: Any, centered: bool) -> list[tuple[Any, Any]]:

@@ -67,7 +67,7 @@ def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc |
     schedule = Schedule(tvm.IRModule({"main": function}))
     try:
         return move_tails(rule(schedule, cpu).mod["main"])
-    except (Misfit, RuntimeError, ValueError, TypeError):
+    except (Misfit, RuntimeError, ValueError, TypeError, ArithmeticError):
         return None
 
 

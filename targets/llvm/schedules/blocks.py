@@ -141,7 +141,8 @@ def may_repeat(schedule: Schedule, block: Any, fresh: Sequence[Any] = ()) -> boo
     Args:
         schedule: The schedule of the function ``main``.
         block: The block.
-        fresh: Intermediate buffers that are computed anew every time before the block runs.
+        fresh: Intermediate buffers that are computed anew from the function's inputs before every
+            repetition, because their blocks are inside the same tile.
     """
     node, parameters = schedule.get(block), schedule.mod["main"].params
     outside = [*parameters, *fresh]

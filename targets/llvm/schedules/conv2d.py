@@ -377,7 +377,8 @@ def _tile_rows(
     chunk, in_chunk = schedule.split(y, [None, rows])
     schedule.reorder(n, chunk, filters, in_filters, in_chunk, x)
     mark_tile(schedule, in_filters)
-    tile_vectors(schedule, x, tile.lanes)
+    # The collected rows are not computed anew for every vector, unlike a register tile.
+    tile_vectors(schedule, x, tile.lanes, may_be_cut=may_repeat(schedule, final))
     by_axis = move_into_tile(schedule, collected, filters)
     step = _tile_columns(schedule, collected, by_axis.get(1), by_axis[3], tile)
     fuse_parallel(schedule, [n, chunk, filters], _operations(found))

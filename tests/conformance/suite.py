@@ -1,0 +1,136 @@
+"""ONNX's own back-end tests as cases: a model, inputs, and right outputs.
+
+Run as ``python -m tests.conformance.suite`` to try all of them and rewrite the list of expected
+failures; look at the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.backend.test.loader import load_model_tests
+
+KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+EXPECTED_FAILURES = Path(__file__).with_name("expected_failures.json")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test of the suite.
+
+    Attributes:
+        name: Its name.
+        model: The model.
+        data: Inputs with the outputs that they must give; several sets are all to be right.
+        rtol: Tolerance relative to the right value.
+        atol: Absolute tolerance.
+    """
+
+    name: str
+    model: onnx.ModelProto
+    data: tuple[tuple[list[Any], list[Any]], ...]
+    rtol: float
+    atol: float
+
+
+@cache
+def cases() -> dict[str, Case]:
+    """All tests by name."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind in KINDS:
+            for test in load_model_tests(kind=kind):
+                found[test.name] = _case(test)
+    return found
+
+
+def _case(test: Any) -> Case:
+    if test.model_dir is None:
+        data = tuple((_plain(ins), _plain(outs)) for ins, outs in test.data_sets)
+        return Case(test.name, test.model, data, test.rtol, test.atol)
+    folder = Path(test.model_dir)
+    model = onnx.load(folder / "model.onnx")
+    data = tuple(_read_set(place, model) for place in sorted(folder.glob("test_data_set_*")))
+    return Case(test.name, model, data, test.rtol, test.atol)
+
+
+def _plain(values: list[Any]) -> list[Any]:
+    return [_array(value) if isinstance(value, onnx.TensorProto) else value for value in values]
+
+
+def _array(tensor: onnx.TensorProto) -> np.ndarray:
+    return numpy_helper.to_array(tensor)
+
+
+def _read_set(folder: Path, model: onnx.ModelProto) -> tuple[list[Any], list[Any]]:
+    read = []
+    for prefix in ("input", "output"):
+        count = len(list(folder.glob(f"{prefix}_*.pb")))
+        files = [folder / f"{prefix}_{index}.pb" for index in range(count)]
+        read.append([_array(onnx.load_tensor(str(file))) for file in files])
+    return read[0], read[1]
+
+
+def run(case: Case) -> str | None:
+    """What is wrong with hybridc's result; ``None`` if it is right, and raises what it raises."""
+    from hybridc import onnx_backend
+
+    compiled = onnx_backend.prepare(case.model)
+    for inputs, outputs in case.data:
+        results = compiled.run(inputs)
+        for index, (actual, expected) in enumerate(zip(results, outputs, strict=True)):
+            fault = difference(actual, np.asarray(expected), case)
+            if fault:
+                return f"output {index}: {fault}"
+    return None
+
+
+def difference(actual: np.ndarray, expected: np.ndarray, case: Case) -> str | None:
+    """How a result differs from the right one by more than the test allows."""
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        return f"{actual.dtype}{actual.shape} for {expected.dtype}{expected.shape}"
+    if actual.dtype.kind not in "biufc":  # the types of ml_dtypes
+        actual, expected = actual.astype(np.float32), expected.astype(np.float32)
+    if np.allclose(actual, expected, rtol=case.rtol, atol=case.atol, equal_nan=True):
+        return None
+    return f"off by {np.abs(actual.astype(np.float64) - expected.astype(np.float64)).max():.3g}"
+
+
+def expected_failures() -> dict[str, str]:
+    """Reasons by name, for the tests that fail today. The list may only shrink."""
+    return json.loads(EXPECTED_FAILURES.read_text())
+
+
+def _failures(names: list[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        try:
+            fault = run(cases()[name])
+        except Exception as error:
+            lines = str(error).strip().splitlines()
+            yield name, (lines[-1].strip() if lines else type(error).__name__)[:200]
+        else:
+            if fault:
+                yield name, f"WRONG: {fault}"
+
+
+def _main() -> None:
+    descriptor = os.dup(1)
+    failures = dict(_failures(sorted(cases())))
+    EXPECTED_FAILURES.write_text(json.dumps(failures, indent=1, ensure_ascii=False) + "\n")
+    os.write(descriptor, f"{len(failures)} of {len(cases())} fail\n".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
