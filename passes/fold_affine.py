@@ -128,7 +128,7 @@ def _affine_of(reader: ir.Node, source: ir.Value, channels: int) -> _Affine | No
 def _batch_normalization(reader: ir.Node, source: ir.Value) -> _Affine | None:
     """Section BatchNormalization of the ONNX operators, in inference mode."""
     parts = [_contents(value) for value in reader.inputs[1:5]]
-    if reader.inputs[0] is not source or reader.attributes.get_int("training_mode", 0):
+    if reader.inputs[0] is not source or reader.attributes.get_int("training_mode", 0) == 1:
         return None
     if any(part is None for part in parts) or any(v.uses() for v in reader.outputs[1:]):
         return None
@@ -172,7 +172,8 @@ def _scaled(node: ir.Node, weight: Array, scale: Array) -> Array:
     groups = node.attributes.get_int("group", 1)
     split = weight.reshape(groups, -1, *weight.shape[1:])
     factor = scale.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))
-    return (split * factor).reshape(weight.shape)
+    result: Array = (split * factor).reshape(weight.shape)
+    return result
 
 
 def _initializer(graph: ir.Graph, base: str, array: Array) -> ir.Value:

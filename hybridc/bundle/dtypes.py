@@ -32,7 +32,8 @@ def dtype_named(name: str) -> np.dtype[Any]:
         raise DeviceError(
             f"the bundle uses {name}, which needs a package; run: pip install ml-dtypes"
         ) from error
-    return np.dtype(getattr(ml_dtypes, name))
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
 
 
 def carrier(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -78,7 +78,7 @@ def source_of(proto: onnx.ModelProto) -> Source:
 
 def _deserialize(proto: onnx.ModelProto, repairs: Repairs, place: Path) -> ir.Model:
     try:
-        model = ir.from_proto(proto)
+        model: ir.Model = ir.from_proto(proto)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(f"{place} cannot be read: {error}") from error
     for value in model.graph.outputs:

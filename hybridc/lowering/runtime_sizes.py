@@ -135,7 +135,8 @@ def slice_ranges(
     def program(own: Own, *arrays: Array) -> None:
         *inputs, first, step, length = arrays
         remaining = iter(inputs)
-        starts, ends, axes, steps = (None if bound is None else next(remaining) for bound in bounds)
+        given: list[Any] = [None if bound is None else next(remaining) for bound in bounds]
+        starts, ends, axes, steps = given
         for axis in range(rank):
             first[axis], step[axis], length[axis] = 0, 1, as_expression(own(source[axis]))
             for i in range(number):

@@ -52,7 +52,16 @@ def _fetch(cached: Path, architecture: str) -> None:
 
 
 def _download(folder: Path, architecture: str) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+    ]
     command += ["--only-binary", ":all:", "--python-version", "3.12"]
     for platform_tag in _PLATFORMS:
         command += ["--platform", f"{platform_tag}_{architecture}"]

@@ -7,10 +7,9 @@ failures; look at the difference before it is committed.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import warnings
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -113,24 +112,22 @@ def expected_failures() -> dict[str, str]:
     return json.loads(EXPECTED_FAILURES.read_text())
 
 
-def _failures(names: list[str]) -> Iterator[tuple[str, str]]:
-    for name in names:
-        try:
-            fault = run(cases()[name])
-        except Exception as error:
-            lines = str(error).strip().splitlines()
-            yield name, (lines[-1].strip() if lines else type(error).__name__)[:200]
-        else:
-            if fault:
-                yield name, f"WRONG: {fault}"
+def _fault(name: str) -> tuple[str, str | None]:
+    try:
+        fault = run(cases()[name])
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        return name, (lines[-1].strip() if lines else type(error).__name__)[:200]
+    return name, fault and f"WRONG: {fault}"
 
 
 def _main() -> None:
-    descriptor = os.dup(1)
-    failures = dict(_failures(sorted(cases())))
+    names = sorted(cases())
+    with ProcessPoolExecutor() as pool:
+        failures = {name: fault for name, fault in pool.map(_fault, names, chunksize=8) if fault}
     EXPECTED_FAILURES.write_text(json.dumps(failures, indent=1, ensure_ascii=False) + "\n")
-    os.write(descriptor, f"{len(failures)} of {len(cases())} fail\n".encode())
+    print(f"{len(failures)} of {len(names)} fail", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()

@@ -306,9 +306,8 @@ def mel_weight_matrix(call: Call) -> Expression:
     dtype = dtype_name(call.attribute("output_datatype", 1))
 
     def program(own: Own, rate: Array, low: Array, high: Array, edges: Array, out: Array) -> None:
-        _mel_edges(
-            *map(as_expression, (own(bands), own(length))), rate[()], low[()], high[()], edges
-        )
+        sizes = as_expression(own(bands)), as_expression(own(length))
+        _mel_edges(sizes, rate[()], low[()], high[()], edges)
         with count(own(bands)) as band:
             left, center, right = (edges[band + i] for i in range(3))
             with count(own(bins)) as place:
@@ -320,7 +319,9 @@ def mel_weight_matrix(call: Call) -> Expression:
     return emit_program(call, program, results, *scalars, name="mel_weights")[1]
 
 
-def _mel_edges(bands: Any, length: Any, rate: Any, low: Any, high: Any, edges: Array) -> None:
+def _mel_edges(sizes: tuple[Any, Any], rate: Any, low: Any, high: Any, edges: Array) -> None:
+    bands, length = sizes
+
     def real(number: Any) -> Any:
         return tirx.const(number, "float64")
 

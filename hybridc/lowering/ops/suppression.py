@@ -103,8 +103,8 @@ def _drop_overlapping(one: _Class, best: Array, left: Array, limit: Any, centere
     remaining = local("int64", 0)
     with count(left[0]) as i:
         box = local("int64", one.candidates[one.task, i])
-        pair = [_sides(one.corners, one.picture, b[0], centered) for b in (best, box)]
-        dropped = tirx.any(equals(box[0], best[0]), _overlap_too_much(*pair, limit))
+        first, second = (_sides(one.corners, one.picture, b[0], centered) for b in (best, box))
+        dropped = tirx.any(equals(box[0], best[0]), _overlap_too_much(first, second, limit))
         with when(tirx.Not(dropped)):
             one.candidates[one.task, remaining[0]] = box[0]
             remaining[0] = remaining[0] + 1

@@ -111,10 +111,10 @@ def _sort(table: Array, order: Array, spare: Array, size: Any, width: Any) -> No
             end = tirx.min(start + 2 * run[0], size)
             left, right = local("int64", start), local("int64", middle)
             with count(end - start, start) as place:
-                candidates = [order[tirx.min(side[0], size - 1)] for side in (right, left)]
-                verdict = _compare(table, *candidates, width)
+                first, second = (order[tirx.min(side[0], size - 1)] for side in (right, left))
+                verdict = _compare(table, first, second, width)
                 from_right = tirx.all(right[0] < end, tirx.any(left[0] >= middle, verdict[0] < 0))
-                spare[place] = tirx.Select(from_right, *candidates)
+                spare[place] = tirx.Select(from_right, first, second)
                 step = local("int64", tirx.Select(from_right, _sign(1), _sign(0)))
                 right[0] = right[0] + step[0]
                 left[0] = left[0] + (1 - step[0])

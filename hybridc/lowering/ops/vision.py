@@ -359,7 +359,8 @@ def _deformed_columns(call: Call, kernel: Sequence[int], places: Sequence[Dim]) 
 
         def element(n: Any, c: Any, cell: Any, *where: Any) -> Any:
             first = tirx.floordiv(c, channels // groups) * cells + cell
-            rest, taps = cell, []
+            taps: list[Any] = []
+            rest = cell
             for axis in reversed(range(dims)):
                 step = tirx.floormod(rest, kernel[axis])
                 rest = tirx.floordiv(rest, kernel[axis])

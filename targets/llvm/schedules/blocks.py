@@ -49,8 +49,9 @@ def extents_of(block: SBlock) -> list[int] | None:
 def starts_from(block: SBlock, value: float) -> bool:
     """Whether a reduction starts from the constant ``value``."""
     initial = block.init.value if isinstance(block.init, tirx.BufferStore) else None
-    is_constant = isinstance(initial, tirx.IntImm | tirx.FloatImm)
-    return is_constant and float(initial.value) == value
+    if not isinstance(initial, tirx.IntImm | tirx.FloatImm):
+        return False
+    return float(initial.value) == value
 
 
 def realize_of(schedule: Schedule, block: Any) -> SBlockRealize:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm_ffi
 from hybridc.targets.llvm.schedules.blocks import (
     blocks_of,
     cost_of,
@@ -47,9 +48,18 @@ def _worth_inlining(schedule: Schedule, block: Any) -> bool:
     for consumer in consumers:
         if not (is_spatial(consumer) or is_reduction(consumer)):
             return False
-        count = sum(load.source.same_as(store.buffer) for load in loads_of(consumer))
-        if count * cost + cost_of(consumer) > MAX_COST:
+        loads = [load for load in loads_of(consumer) if load.source.same_as(store.buffer)]
+        if len(loads) * cost + cost_of(consumer) > MAX_COST:
             return False
-        reads += count * work_of(consumer)
+        reads += _distinct(loads) * work_of(consumer)
     cheap = cost <= CHEAP_COST and all(map(is_spatial, consumers))
     return cheap or reads <= work_of(node)
+
+
+def _distinct(loads: list[Any]) -> int:
+    """Number of different elements that the loads read; LLVM computes equal ones once."""
+    kept: list[Any] = []
+    for load in loads:
+        if not any(tvm_ffi.structural_equal(load.indices, other.indices) for other in kept):
+            kept.append(load)
+    return len(kept)

@@ -48,7 +48,7 @@ def lanes_of(schedule: Schedule, block: Any, cpu: Cpu) -> int:
     stores = collect(node.body, tvm.tirx.BufferStore)
     buffers = [load.source for load in loads_of(node)] + [store.buffer for store in stores]
     widest = max(max(tvm.DataType(str(buffer.dtype)).bits, 8) for buffer in buffers)
-    return max(cpu.vector_bytes * 8 // widest, 1)
+    return max(cpu.vector_bytes * 8 // int(widest), 1)
 
 
 def power_of_two_below(number: int) -> int:

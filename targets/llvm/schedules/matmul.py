@@ -86,8 +86,9 @@ def find_product(schedule: Schedule, block: Any) -> Product:
         raise Misfit("not one reduction axis behind at least two others")
     operands = _factors(store)
     axes = axes_of(node)
-    strides = [strides_of(load.source, load.indices, axes) for load in operands]
-    if any(stride is None for stride in strides):
+    found = [strides_of(load.source, load.indices, axes) for load in operands]
+    strides = [stride for stride in found if stride is not None]
+    if len(strides) < len(found):
         raise Misfit("an operand is not read along its axes")
     columns, reduction = len(kinds) - 2, reduced[0]
     right = [i for i, stride in enumerate(strides) if stride and stride[columns]]

@@ -281,9 +281,10 @@ def _is_contiguous(schedule: Schedule, block: Any, loop: Any, max_step: int = 1)
     """Whether the block stores along ``loop`` contiguously and loads in steps of few elements."""
     if extent(schedule, loop) < 2:
         return False
-    strides = [stride and stride[0] for stride in loop_strides(schedule, block, [loop])]
-    return strides[0] == 1 and all(
-        stride is not None and 0 <= stride <= max_step for stride in strides
+    strides = loop_strides(schedule, block, [loop])
+    steps = [stride[0] for stride in strides if stride]
+    return (
+        len(steps) == len(strides) and steps[0] == 1 and min(steps) >= 0 and max(steps) <= max_step
     )
 
 

@@ -77,7 +77,8 @@ def _without_mark(loop: tirx.For) -> tirx.For:
 
 
 def _move(realize: SBlockRealize, tiles: _Tiles) -> SBlockRealize:
-    kept, moved = [], []
+    kept: list[Any] = []
+    moved: list[Any] = []
     for condition in _conjuncts(realize.predicate):
         (moved if variables_of(condition) & tiles.inside else kept).append(condition)
     if not moved:
