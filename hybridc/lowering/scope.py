@@ -11,7 +11,7 @@ import onnx_ir as ir
 from tvm import relax, tirx
 
 from hybridc.errors import InternalError
-from hybridc.lowering import symbolic
+from hybridc.lowering import folding, symbolic
 from hybridc.lowering.call import Call, Unsupported
 from hybridc.lowering.ops import OperatorTable
 from hybridc.lowering.value import Constant, Expression, Value
@@ -97,7 +97,9 @@ class Scope:
         opset = context.opsets.get(node.domain, 1)
         call = Call(node, inputs, opset, context.builder, context.weight, self.lower_graph)
         known = symbolic.evaluate(call)
-        results = (known,) if known is not None else _convert(call, context.table)
+        results = folding.fold(call) if known is None else (known,)
+        if results is None:
+            results = _convert(call, context.table)
         self.values.update(zip(node.outputs, results, strict=False))
 
     def lower_graph(self, graph: ir.Graph, inputs: Mapping[ir.Value, Value]) -> list[Value]:
