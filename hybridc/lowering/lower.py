@@ -70,8 +70,9 @@ def lower(section: Section, table: OperatorTable) -> Lowered:
         reasons = tuple(_lower_nodes(section.nodes, scope))
         outputs = [] if reasons else [_output(scope, v, parameters) for v in section.outputs]
         variables = [variable for _, variable in context.weights.values()]
-        result = context.builder.emit(relax.Tuple(outputs))
-        context.builder.emit_func_output(result, [*parameters, *variables])
+        # Not bound to a variable: TVM makes a view of what it takes for a reshape, but for values
+        # that are read outside of the block, and these must be in memory of their own.
+        context.builder.emit_func_output(relax.Tuple(outputs), [*parameters, *variables])
     if reasons:
         raise UnsupportedError("these nodes cannot be compiled:", reasons)
     module = relax.transform.ConvertToDataflow(1)(context.builder.finalize())

@@ -30,7 +30,8 @@ def inline_spatial_blocks(schedule: Schedule, keep: tuple[str, ...] = ()) -> Non
         schedule: Changed in place.
         keep: Names of blocks to leave alone.
     """
-    for block in blocks_of(schedule):
+    # Readers first: two of them that become one block then read an element together.
+    for block in reversed(blocks_of(schedule)):
         if schedule.get(block).name_hint not in keep and _worth_inlining(schedule, block):
             try:
                 schedule.compute_inline(block)
