@@ -109,7 +109,7 @@ def compare_and_choose(graph: Graph) -> None:
 
 
 def transpose(graph: Graph) -> None:
-    item = graph.pick()
+    item = graph.pick(lambda item: bool(item.shape))
     order = graph.draw(st.permutations(range(len(item.shape))))
     shape = tuple(item.shape[axis] for axis in order)
     graph.emit("Transpose", [item.name], shape, item.exact, perm=order)
