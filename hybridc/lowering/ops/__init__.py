@@ -6,6 +6,7 @@ A row with a higher ``since`` takes over from that opset version on.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 
 from hybridc.lowering.call import Converter, Operator
@@ -33,47 +34,30 @@ class OperatorTable:
         return fitting[-1].convert if fitting else None
 
 
+FAMILIES = (
+    "control",
+    "convolution",
+    "data_dependent",
+    "elementwise",
+    "linear",
+    "microsoft",
+    "ml",
+    "movement",
+    "normalization",
+    "pooling",
+    "quantization",
+    "random",
+    "recent",
+    "recurrent",
+    "reduction",
+    "sequence",
+    "signal",
+    "vision",
+)
+"""Modules of this package that hold a family's ``OPERATORS``; imported when a table is made."""
+
+
 def default_table() -> OperatorTable:
     """The table of all operators that hybridc knows."""
-    from hybridc.lowering.ops import (
-        control,
-        convolution,
-        data_dependent,
-        elementwise,
-        linear,
-        microsoft,
-        ml,
-        movement,
-        normalization,
-        pooling,
-        quantization,
-        random,
-        recent,
-        recurrent,
-        reduction,
-        sequence,
-        signal,
-        vision,
-    )
-
-    families = (
-        control,
-        convolution,
-        data_dependent,
-        elementwise,
-        linear,
-        microsoft,
-        ml,
-        movement,
-        normalization,
-        pooling,
-        quantization,
-        random,
-        recent,
-        recurrent,
-        reduction,
-        sequence,
-        signal,
-        vision,
-    )
-    return OperatorTable(tuple(row for family in families for row in family.OPERATORS))
+    modules = (importlib.import_module(f"{__name__}.{family}") for family in FAMILIES)
+    return OperatorTable(tuple(row for module in modules for row in module.OPERATORS))
