@@ -17,31 +17,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import onnx_ir as ir
-import tvm_ffi
 
-from hybridc.bundle.manifest import Manifest, TensorSpec
+from hybridc.bundle.manifest import STRING, UNKNOWN_RANK, Manifest, TensorSpec
 from hybridc.bundle.storage import staging_folder
 from hybridc.bundle.tensors import Array
 from hybridc.bundle.write import check_destination, publish, storage_error
 from hybridc.errors import AccuracyError, BundleError, InternalError
 from hybridc.frontend.bind import bind_inputs
 from hybridc.frontend.read import Source, read_model
-from hybridc.frontend.shapes import Request, specialize
-from hybridc.lowering.lower import Section, lower
-from hybridc.lowering.ops import OperatorTable, default_table
+from hybridc.frontend.shapes import Request, model_inputs, specialize
+from hybridc.lowering.ops import default_table
 from hybridc.packaging import Built, BuiltPart, WeightPool, describe, write_bundle
 from hybridc.passes.pipeline import run_passes
+from hybridc.placement.fallback import Placed, place_and_lower
 from hybridc.placement.pin import Pin
-from hybridc.placement.plan import Plan, make_plan
 from hybridc.reference import Sample, run_reference
 from hybridc.runtime.arrays import make_inputs, read_arrays
-from hybridc.runtime.executor import LoadedPart
-from hybridc.runtime.library import load_library
 from hybridc.runtime.loader import Model
 from hybridc.runtime.machine import why_not
+from hybridc.runtime.parts import load_part
 from hybridc.runtime.tensors import to_tensor
 from hybridc.targets.protocol import Device
 from hybridc.targets.registry import find_target
@@ -60,6 +55,7 @@ class Options:
         pins: Nodes placed by hand.
         samples: Files with inputs for the check; seeded inputs are made if there are none.
         tolerance: Largest error relative to an output's scale.
+        fallback: Whether ONNX Runtime may run what no device's target compiles.
         verify: Whether to compare with the reference and run the bundle at the end.
     """
 
@@ -69,6 +65,7 @@ class Options:
     pins: tuple[Pin, ...] = ()
     samples: tuple[Path, ...] = ()
     tolerance: float = DEFAULT_TOLERANCE
+    fallback: bool = True
     verify: bool = True
 
 
@@ -107,7 +104,7 @@ def compile_model(
         try:
             manifest = describe(built)
             progress("[5/6] computing the reference")
-            samples = list(_samples(model, built, manifest, options)) if options.verify else []
+            samples = list(_samples(model, built, manifest, options))
             manifest = write_bundle(folder, built, manifest, samples)
             progress("[6/6] checking the bundle in a fresh process")
             more_notes, errors = _check(folder, manifest, options)
@@ -130,59 +127,63 @@ def build(
     table = default_table()
     model, notes = run_passes(source.model, table.lowers)
     progress(f"[3/6] placing {len(model.graph)} nodes")
-    plan = make_plan(model.graph, options.devices, options.pins)
-    progress(f"[4/6] building {len(plan.parts)} part{'s' * (len(plan.parts) != 1)}")
+    placed = place_and_lower(
+        model.graph, options.devices, options.pins, options.fallback, dimensions
+    )
+    if placed.refusals:
+        progress(f"      {len(placed.refusals)} of them are left to ONNX Runtime")
+    parts = placed.plan.parts
+    progress(f"[4/6] building {len(parts)} part{'s' * (len(parts) != 1)}")
     pool = WeightPool()
-    specs = {value: _spec(value) for value in model.graph.inputs}
-    parts = tuple(_build_parts(plan, model.graph, table, pool, specs))
+    built_parts = tuple(_build_parts(placed, pool))
+    specs = {
+        value: _spec(value, source.types) for value in (*model_inputs(model), *model.graph.outputs)
+    }
     built = Built(
-        source, model, plan, parts, pool.arrays, specs, bound, dimensions, options.tolerance
+        source,
+        model,
+        placed,
+        built_parts,
+        pool.arrays,
+        specs,
+        bound,
+        dimensions,
+        options.tolerance,
     )
     return built, tuple(notes)
 
 
-def _build_parts(
-    plan: Plan,
-    graph: ir.Graph,
-    table: OperatorTable,
-    pool: WeightPool,
-    specs: dict[ir.Value, TensorSpec],
-) -> Iterator[BuiltPart]:
-    """Lower and build each part; its weights go to ``pool``, its outputs' types to ``specs``."""
-    for part in plan.parts:
-        section = Section(part.nodes, part.inputs, part.outputs, graph.opset_imports)
-        lowered = lower(section, table)
-        for value, (shape, dtype) in zip(part.outputs, lowered.results, strict=True):
-            _note_result(value, shape, dtype)
-            specs[value] = _spec(value)
-        artifact = find_target(part.device.kind).build(lowered.module, part.device.specification)
-        names = tuple(pool.add(name, array) for name, array in lowered.weights.items())
+def _build_parts(placed: Placed, pool: WeightPool) -> Iterator[BuiltPart]:
+    """Build each part; its weights go to ``pool``."""
+    for part, lowered in zip(placed.plan.parts, placed.lowered, strict=True):
+        artifact = find_target(part.device.kind).build(lowered, part.device.specification)
+        names = tuple(pool.add(name, array) for name, array in artifact.weights.items())
         yield BuiltPart(part, artifact, names)
 
 
-def _note_result(value: ir.Value, shape: tuple[Any, ...], dtype: str) -> None:
-    """Set what lowering found out on a value that crosses between parts."""
-    dims = [dim if isinstance(dim, int) else ir.SymbolicDim(str(dim)) for dim in shape]
-    value.shape = ir.Shape(dims)
-    value.dtype = ir.DataType.from_numpy(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+def _spec(value: ir.Value, types: Mapping[str, str]) -> TensorSpec:
+    name = str(value.name)
+    text = types.get(name, "")
+    if text and not text.startswith("tensor("):
+        return TensorSpec(name, text, ())
+    if value.dtype is None:
+        raise InternalError(f"value {value.name!r} has no type")
+    dtype = STRING if value.dtype == ir.DataType.STRING else value.dtype.numpy().name
+    if value.shape is None:
+        return TensorSpec(name, dtype, (UNKNOWN_RANK,))
+    return TensorSpec(name, dtype, tuple(map(_dimension, value.shape)))
 
 
-def _spec(value: ir.Value) -> TensorSpec:
-    if value.shape is None or value.dtype is None:
-        raise InternalError(f"value {value.name!r} has no shape or type")
-    dims = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
-    return TensorSpec(str(value.name), value.dtype.numpy().name, dims)
+def _dimension(dim: int | ir.SymbolicDim) -> int | str:
+    return dim if isinstance(dim, int) else str(dim.value or "?")
 
 
 def load_built(built: Built) -> Model:
     """Load a model that was compiled in memory, in this process, without writing a bundle."""
     manifest = describe(built)
+    weights = {name: to_tensor(array) for name, array in built.weights.items()}
     parts = [
-        LoadedPart(
-            spec,
-            load_library(spec.library, item.artifact.library),
-            tvm_ffi.Array([to_tensor(built.weights[name]) for name in spec.weights]),
-        )
+        load_part(manifest, spec, item.artifact.library, weights)
         for spec, item in zip(manifest.parts, built.parts, strict=True)
     ]
     return Model(manifest, parts)
@@ -190,6 +191,8 @@ def load_built(built: Built) -> Model:
 
 def _samples(model: Path, built: Built, manifest: Manifest, options: Options) -> Iterator[Sample]:
     """Reference results for the samples given, or for seeded ones at the ends of the ranges."""
+    if not options.verify or _incomparable(manifest):
+        return
     if options.samples:
         for path in options.samples:
             yield run_reference(model, read_arrays(path, manifest.inputs), built.bound)
@@ -216,10 +219,18 @@ def _check(
     answer = _run_loader(folder)
     if "fault" in answer:
         raise BundleError(f"the bundle does not load: {answer['fault']}")
+    loose = _incomparable(manifest)
+    if loose:
+        return [f"nothing was compared: {loose[0].name!r} is a {loose[0].dtype}"], ()
     wrong = [error for error in answer["errors"] if not error["within"]]
     if wrong:
         raise AccuracyError(_accuracy_message(wrong, options.tolerance))
     return [], tuple(answer["errors"])
+
+
+def _incomparable(manifest: Manifest) -> list[TensorSpec]:
+    """Inputs and outputs that no sample can hold: sequences, maps and optionals."""
+    return [spec for spec in (*manifest.inputs, *manifest.outputs) if not spec.is_tensor]
 
 
 def _run_loader(folder: Path) -> dict[str, Any]:

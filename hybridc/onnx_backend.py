@@ -36,9 +36,10 @@ class CompiledModel(BackendRep):  # type: ignore[misc]
     are first seen, with all its small integer inputs bound to them.
     """
 
-    def __init__(self, proto: onnx.ModelProto, target: str) -> None:
+    def __init__(self, proto: onnx.ModelProto, target: str, fallback: bool) -> None:
         self._proto = proto
         self._target = target
+        self._fallback = fallback
         self._names = [str(value.name) for value in model_inputs(ir.from_proto(proto))]
         self._bound: dict[str, Array] = {}
         try:
@@ -51,8 +52,10 @@ class CompiledModel(BackendRep):  # type: ignore[misc]
     def _compile(self) -> Model:
         source = source_of(self._proto)
         inputs = [v for v in model_inputs(source.model) if v.name not in self._bound]
-        shapes = {str(value.name): _request(value) for value in inputs}
-        options = Options(parse_targets([self._target]), shapes, self._bound)
+        shapes = {str(v.name): _request(v) for v in inputs if isinstance(v.type, ir.TensorType)}
+        options = Options(
+            parse_targets([self._target]), shapes, self._bound, fallback=self._fallback
+        )
         built, _notes = build(source, options)
         return load_built(built)
 
@@ -60,9 +63,10 @@ class CompiledModel(BackendRep):  # type: ignore[misc]
         """Outputs in the model's order.
 
         Args:
-            inputs: One array per input, in the model's order.
+            inputs: One value per input, in the model's order: an array, or what
+                :meth:`hybridc.runtime.loader.Model.run` takes for what is no tensor.
         """
-        arrays = {name: np.asarray(x) for name, x in zip(self._names, inputs, strict=True)}
+        arrays = {name: _plain(value) for name, value in zip(self._names, inputs, strict=True)}
         if self._bound:
             self._bind(arrays)
         outputs = self.model.run({n: x for n, x in arrays.items() if n not in self._bound})
@@ -88,10 +92,14 @@ class HybridcBackend(Backend):  # type: ignore[misc]
         model: onnx.ModelProto,
         device: str = "CPU",
         target: str = "llvm:host",
+        fallback: bool = True,
         **_options: Any,
     ) -> CompiledModel:
-        """Compile a model; dynamic dimensions are set to 1."""
-        return CompiledModel(model, target)
+        """Compile a model; dynamic dimensions are set to 1.
+
+        With ``fallback``, ONNX Runtime runs the nodes that the target does not compile.
+        """
+        return CompiledModel(model, target, fallback)
 
     @classmethod
     def run_model(
@@ -106,9 +114,16 @@ class HybridcBackend(Backend):  # type: ignore[misc]
         return device == "CPU"
 
 
-def _may_be_size(array: Array) -> bool:
+def _may_be_size(array: Any) -> bool:
     """Whether an input may be what sizes or axes are taken from: short integers, or one number."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind == "O":
+        return False
     return array.size <= (MAX_BOUND if array.dtype.kind in "iub" else 1)
+
+
+def _plain(value: Any) -> Any:
+    """A number or something like an array as an array; lists, dicts and ``None`` as they are."""
+    return value if value is None or isinstance(value, list | dict) else np.asarray(value)
 
 
 def _request(value: ir.Value) -> tuple[Request, ...]:

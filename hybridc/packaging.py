@@ -15,16 +15,19 @@ import hybridc
 from hybridc.bundle.manifest import (
     SCHEMA,
     DeviceSpec,
+    FallbackSpec,
     Manifest,
     PartSpec,
     SampleSpec,
     TensorSpec,
     TransferSpec,
 )
+from hybridc.bundle.strings import pack_strings
 from hybridc.bundle.tensors import Array, encode
 from hybridc.bundle.write import BundleWriter
 from hybridc.frontend.read import Source
-from hybridc.frontend.shapes import model_inputs
+from hybridc.frontend.shapes import Range, model_inputs
+from hybridc.placement.fallback import Placed
 from hybridc.placement.plan import Part, Plan, value_bytes
 from hybridc.reference import Sample
 from hybridc.targets.protocol import Artifact, Device
@@ -49,10 +52,10 @@ class Built:
     Attributes:
         source: The model as it was read.
         model: The model after the passes.
-        plan: Where its parts run.
+        placed: Where its parts run.
         parts: The parts' code, in the plan's order.
         weights: All weights by name, each once.
-        specs: Type and shape of every value that crosses a border.
+        specs: Type and shape of the model's inputs and outputs.
         bound: Values of inputs that were bound at compile time.
         dimensions: Range of each dynamic dimension.
         tolerance: Largest error relative to an output's scale.
@@ -60,12 +63,12 @@ class Built:
 
     source: Source
     model: ir.Model
-    plan: Plan
+    placed: Placed
     parts: tuple[BuiltPart, ...]
     weights: Mapping[str, Array]
     specs: Mapping[ir.Value, TensorSpec]
     bound: Mapping[str, Array]
-    dimensions: Mapping[str, tuple[int, int]]
+    dimensions: Mapping[str, Range]
     tolerance: float
 
 
@@ -89,7 +92,8 @@ class WeightPool:
 
 def describe(built: Built) -> Manifest:
     """The manifest, but for its samples and files."""
-    devices = tuple(_device_spec(device, built.parts) for device in built.plan.devices())
+    plan = built.placed.plan
+    devices = tuple(_device_spec(device, built.parts) for device in plan.devices())
     return Manifest(
         schema=f"{SCHEMA[0]}.{SCHEMA[1]}",
         hybridc=hybridc.__version__,
@@ -99,13 +103,22 @@ def describe(built: Built) -> Manifest:
         model_sha256=built.source.sha256,
         inputs=tuple(built.specs[value] for value in model_inputs(built.model)),
         outputs=tuple(built.specs[value] for value in built.model.graph.outputs),
-        dimensions=dict(built.dimensions),
+        dimensions={name: (size.low, size.high) for name, size in built.dimensions.items()},
+        steps={name: size.step for name, size in built.dimensions.items() if size.step > 1},
         devices=devices,
         parts=tuple(_part_spec(item) for item in built.parts),
-        transfers=_transfers(built.plan),
-        runtime={d.architecture: _runtime_names(d.architecture, built.parts) for d in devices},
+        transfers=_transfers(plan),
+        runtime={
+            device.architecture: _runtime_names(device.architecture, built.parts)
+            for device in devices
+            if device.architecture
+        },
         weights=WEIGHTS,
         tolerance=built.tolerance,
+        fallbacks=tuple(
+            FallbackSpec(str(node.name), node.op_type, reason)
+            for node, reason in built.placed.refusals.items()
+        ),
     )
 
 
@@ -122,7 +135,13 @@ def _device_spec(device: Device, parts: Sequence[BuiltPart]) -> DeviceSpec:
     needs = find_target(device.kind).compatibility(device.specification)
     memory = sum(item.artifact.memory_bytes for item in parts if item.part.device == device)
     return DeviceSpec(
-        device.name, device.kind, needs.built_for, needs.architecture, needs.cpu_flags, memory
+        device.name,
+        device.kind,
+        needs.built_for,
+        needs.architecture,
+        needs.cpu_flags,
+        memory,
+        needs.packages,
     )
 
 
@@ -131,7 +150,7 @@ def _part_spec(item: BuiltPart) -> PartSpec:
     return PartSpec(
         name=part.name,
         device=part.device.name,
-        library=f"parts/{part.name}.so",
+        library=f"parts/{part.name}{item.artifact.suffix}",
         inputs=tuple(str(value.name) for value in part.inputs),
         outputs=tuple(str(value.name) for value in part.outputs),
         weights=item.weights,
@@ -153,7 +172,7 @@ def write_bundle(
     for item, spec in zip(built.parts, manifest.parts, strict=True):
         writer.put(spec.library, [item.artifact.library])
     writer.put(WEIGHTS, encode(built.weights))
-    _write_runtime(writer, manifest, built.plan)
+    _write_runtime(writer, manifest, built.placed.plan)
     for name in ("LICENSE", "NOTICE"):
         writer.put(name, [_license_text(name)])
     stored = tuple(_write_sample(writer, i, sample) for i, sample in enumerate(samples))
@@ -164,7 +183,7 @@ def _write_runtime(writer: BundleWriter, manifest: Manifest, plan: Plan) -> None
     for device in plan.devices():
         target = find_target(device.kind)
         architecture = target.compatibility(device.specification).architecture
-        for name in manifest.runtime[architecture]:
+        for name in manifest.runtime.get(architecture, ()):
             if name not in writer.files:
                 stem = Path(name).stem.removeprefix("lib")
                 writer.put(name, [target.runtime_library(stem, device.specification)])
@@ -179,6 +198,10 @@ def _license_text(name: str) -> bytes:
 
 
 def _write_sample(writer: BundleWriter, index: int, sample: Sample) -> SampleSpec:
-    inputs = writer.put(f"samples/{index}-inputs.safetensors", encode(sample.inputs))
-    outputs = writer.put(f"samples/{index}-outputs.safetensors", encode(sample.outputs))
+    inputs = writer.put(f"samples/{index}-inputs.safetensors", _encode(sample.inputs))
+    outputs = writer.put(f"samples/{index}-outputs.safetensors", _encode(sample.outputs))
     return SampleSpec(inputs, outputs, sample.reference)
+
+
+def _encode(arrays: Mapping[str, Array]) -> list[bytes | memoryview]:
+    return encode({n: pack_strings(a) if a.dtype.kind in "UO" else a for n, a in arrays.items()})

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from hybridc.errors import UnsupportedError
-from hybridc.lowering.lower import Section, lower
+from hybridc.lowering.lower import lower
 from hybridc.lowering.ops import OperatorTable, default_table
+from hybridc.placement.fallback import unfit_nodes
+from hybridc.targets.protocol import Section
 
 
 def unsupported_nodes(graph: ir.Graph) -> dict[str, str]:
@@ -29,12 +31,12 @@ def unsupported_nodes(graph: ir.Graph) -> dict[str, str]:
 def why_not(node: ir.Node, opsets: Mapping[str, int], table: OperatorTable) -> str | None:
     """Why a node cannot be compiled; ``None`` if it can."""
     inputs = [v for v in dict.fromkeys(node.inputs) if v is not None and v.const_value is None]
-    unknown = [v.name for v in inputs if v.shape is None or v.dtype is None]
-    if unknown:
-        return f"the shape of its input {unknown[0]!r} is not known"
     outputs = [value for value in node.outputs if value.name and value.uses()] or node.outputs[:1]
+    section = Section([node], inputs, outputs, opsets)
+    for _, reason in unfit_nodes(section):
+        return reason
     try:
-        lower(Section([node], inputs, outputs, opsets), table)
+        lower(section, table)
     except UnsupportedError as error:
         return error.reasons[0][2]
     return None

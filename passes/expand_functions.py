@@ -11,7 +11,11 @@ from collections.abc import Callable
 import onnx
 import onnx.inliner
 import onnx_ir as ir
-from onnx_ir.passes.common import _c_api_utils
+from hybridc.passes.infer_shapes import InferShapes
+from onnx_ir.passes.common import InlinePass, _c_api_utils
+
+_BODIES = "hybridc.bodies"
+"""Domain of functions that exist only while they are being expanded."""
 
 Lowers = Callable[[str, str, int], bool]
 """Whether ``(domain, operator, opset)`` has a converter."""
@@ -31,6 +35,7 @@ class ExpandFunctions(ir.passes.FunctionalPass):
             return ir.passes.PassResult(model.clone(), modified=False)
         model = model.clone()
         _write_defaults(model.graph, set(selected))
+        model = _expand_partial(model, set(selected))
         weights = dict(model.graph.initializers)
         proto = _c_api_utils.call_onnx_api(lambda proto: _expand(proto, selected), model)
         expanded = ir.from_proto(proto)
@@ -58,6 +63,55 @@ def _write_defaults(graph: ir.Graph, selected: set[tuple[str, str]]) -> None:
         for name, attribute in schema.attributes.items():
             if attribute.default_value.name and name not in node.attributes:
                 node.attributes.add(ir.from_proto(attribute.default_value))
+
+
+def _expand_partial(model: ir.Model, selected: set[tuple[str, str]]) -> ir.Model:
+    """Expand nodes that leave out an input where the body depends on the types of the inputs.
+
+    ONNX's inliner asks for the type of an input that is not there and gives up, so these bodies
+    become functions of the model first.
+    """
+    found = [
+        (node, schema)
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        if (node.domain, node.op_type) in selected and None in node.inputs
+        for schema in [_schema(node, model)]
+        if schema.has_context_dependent_function
+    ]
+    if not found:
+        return model
+    for number, (node, schema) in enumerate(found):
+        body = onnx.FunctionProto.FromString(_body(node, schema))
+        del body.output[len(node.outputs) :]  # the body does not compute results left out
+        body.domain, body.name = _BODIES, f"{node.op_type}_{number}"
+        function = ir.from_proto(body)
+        function.opset_imports.update(model.graph.opset_imports)
+        model.functions[function.identifier()] = function
+        node.domain, node.op_type = body.domain, body.name
+    model.graph.opset_imports[_BODIES] = 1
+    model = InlinePass()(model).model
+    model.graph.opset_imports.pop(_BODIES, None)
+    return InferShapes()(model).model
+
+
+def _schema(node: ir.Node, model: ir.Model) -> onnx.defs.OpSchema:
+    version = model.graph.opset_imports[node.domain]
+    return onnx.defs.get_schema(node.op_type, version, node.domain)
+
+
+def _body(node: ir.Node, schema: onnx.defs.OpSchema) -> bytes:
+    """The body of a node as a serialized function."""
+    types = [
+        onnx.TypeProto() if value is None or value.type is None else _type(value)
+        for value in node.inputs
+    ]
+    serialized = [kind.SerializeToString() for kind in types]
+    node_proto = ir.serde.serialize_node(node).SerializeToString()
+    return schema.get_context_dependent_function(node_proto, serialized)
+
+
+def _type(value: ir.Value) -> onnx.TypeProto:
+    return ir.serde.serialize_value(value).type
 
 
 def _expand(proto: onnx.ModelProto, selected: list[tuple[str, str]]) -> onnx.ModelProto:

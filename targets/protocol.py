@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import tvm
+    import onnx_ir as ir
+
+    from hybridc.bundle.tensors import Array
+    from hybridc.frontend.shapes import Range
 
 
 @dataclass(frozen=True)
@@ -26,18 +29,62 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Section:
+    """What is compiled together: a convex piece of a graph, with its borders.
+
+    Attributes:
+        nodes: Nodes in topological order.
+        inputs: Values that come from outside at run time.
+        outputs: Values that are used outside.
+        opsets: Imported version by domain.
+        ranges: Sizes that the dynamic dimensions can have, by name.
+    """
+
+    nodes: Sequence[ir.Node]
+    inputs: Sequence[ir.Value]
+    outputs: Sequence[ir.Value]
+    opsets: Mapping[str, int]
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ResultType:
+    """Type of an output as a target found it out.
+
+    Attributes:
+        dtype: numpy's name of the element type.
+        shape: Dimensions; what is no ``int`` prints as an expression of dynamic dimensions.
+    """
+
+    dtype: str
+    shape: tuple[Any, ...]
+
+
+class Lowered(Protocol):
+    """A section in a target's own form, before code is made of it."""
+
+    @property
+    def results(self) -> tuple[ResultType | None, ...]:
+        """Type of each output; ``None`` leaves what shape inference said."""
+
+
+@dataclass(frozen=True)
 class Artifact:
     """A compiled part.
 
     Attributes:
-        library: Bytes of the shared library.
-        memory_bytes: Planned peak of intermediate tensors; 0 where shapes are dynamic.
+        library: Bytes of the shared library, or of what else the loader runs.
+        memory_bytes: Planned peak of intermediate tensors; 0 where it is not known.
         runtime: Stems of the runtime's libraries that it needs.
+        weights: The weights by name, in the order in which the library takes them.
+        suffix: How the library's file name ends.
     """
 
     library: bytes
     memory_bytes: int
-    runtime: tuple[str, ...]
+    runtime: tuple[str, ...] = ()
+    weights: Mapping[str, Array] = field(default_factory=dict)
+    suffix: str = ".so"
 
 
 @dataclass(frozen=True)
@@ -46,13 +93,15 @@ class Compatibility:
 
     Attributes:
         built_for: The processor or architecture in words.
-        architecture: Host architecture, as ``uname -m`` prints it.
+        architecture: Host architecture, as ``uname -m`` prints it; empty if any will do.
         cpu_flags: Flags that /proc/cpuinfo must list.
+        packages: Python packages with their lowest version, as in ``onnxruntime>=1.32``.
     """
 
     built_for: str
     architecture: str
     cpu_flags: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,8 +129,15 @@ class Target(Protocol):
     def check(self, specification: str) -> None:
         """Raise ``UsageError`` if nothing can be built for this specification."""
 
-    def build(self, module: tvm.IRModule, specification: str) -> Artifact:
-        """Compile a lowered part.
+    def lower(self, section: Section, specification: str) -> Lowered:
+        """A section in the target's own form.
+
+        Raises:
+            UnsupportedError: Some nodes cannot be compiled; it lists all of them.
+        """
+
+    def build(self, lowered: Any, specification: str) -> Artifact:
+        """Compile what :meth:`lower` gave.
 
         Raises:
             DeviceError: A tool that building needs is not installed.

@@ -20,8 +20,14 @@ from typing import Any
 
 from hybridc.errors import BundleError
 
-SCHEMA = (1, 0)
+SCHEMA = (1, 2)
 MANIFEST = "manifest.json"
+
+STRING = "string"
+"""Element type of a tensor of strings."""
+
+UNKNOWN_RANK = "..."
+"""The only dimension of an output whose rank only running will tell."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +36,24 @@ class TensorSpec:
 
     Attributes:
         name: ONNX name.
-        dtype: numpy's name of the element type.
-        shape: Dimensions; a string names a dynamic dimension.
+        dtype: numpy's name of the element type; ``string``; or for what is no tensor, ONNX's text
+            of the type, such as ``seq(tensor(float))``.
+        shape: Dimensions; a string names a dynamic dimension, and ``...`` alone is any shape.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is a tensor, and not a sequence, a map or an optional."""
+        return "(" not in self.dtype
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether it is a tensor of numbers."""
+        return self.is_tensor and self.dtype != STRING
 
 
 @dataclass(frozen=True)
@@ -47,9 +64,10 @@ class DeviceSpec:
         name: Name in the plan, such as ``llvm:0``.
         kind: Kind of target that built for it.
         built_for: The processor or architecture it was built for.
-        architecture: ``x86_64`` or ``aarch64``: whose runtime library runs it.
+        architecture: ``x86_64`` or ``aarch64``: whose runtime library runs it; empty if any.
         cpu_flags: Flags that /proc/cpuinfo must list.
         memory_bytes: Planned peak of intermediate tensors of its parts.
+        packages: Python packages that must be installed, as in ``onnxruntime>=1.32``.
     """
 
     name: str
@@ -58,6 +76,22 @@ class DeviceSpec:
     architecture: str
     cpu_flags: tuple[str, ...] = ()
     memory_bytes: int = 0
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FallbackSpec:
+    """A node that ONNX Runtime runs since no target compiles it.
+
+    Attributes:
+        node: ONNX name.
+        operator: Its operator.
+        reason: Why it was not compiled.
+    """
+
+    node: str
+    operator: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +101,7 @@ class PartSpec:
     Attributes:
         name: Name of the part.
         device: Name of its device.
-        library: Path of its library inside the bundle.
+        library: Path of its library inside the bundle, or of its model for ONNX Runtime.
         inputs: Names of the tensors it reads, in the order of its arguments.
         outputs: Names of the tensors it computes, in order.
         weights: Names of its weights in the weights file, in order.
@@ -147,6 +181,8 @@ class Manifest:
         weights: Path of the weights file.
         samples: Stored samples.
         tolerance: Largest error relative to an output's scale at which a sample counts as right.
+        steps: Distance between two values of a dynamic dimension, where it is not 1.
+        fallbacks: Nodes that are left to ONNX Runtime, with reasons.
         files: Every other file of the bundle.
     """
 
@@ -166,6 +202,8 @@ class Manifest:
     weights: str
     samples: tuple[SampleSpec, ...] = ()
     tolerance: float = 1e-4
+    steps: Mapping[str, int] = field(default_factory=dict)
+    fallbacks: tuple[FallbackSpec, ...] = ()
     files: tuple[FileSpec, ...] = field(default=())
 
     def device(self, name: str) -> DeviceSpec:

@@ -103,7 +103,7 @@ def _loose_ends(manifest: Manifest) -> Iterator[str]:
     yield from (f"no part computes the output {name}" for name in sorted(outputs))
     dims = {dim for spec in manifest.inputs for dim in spec.shape if isinstance(dim, str)}
     yield from (f"{dim} has no range" for dim in sorted(dims - manifest.dimensions.keys()))
-    architectures = {device.architecture for device in manifest.devices}
+    architectures = {device.architecture for device in manifest.devices if device.architecture}
     missing = architectures - manifest.runtime.keys()
     yield from (f"it has no runtime for {name}" for name in sorted(missing))
     files = {file.path for file in manifest.files}

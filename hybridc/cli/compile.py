@@ -74,6 +74,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Largest error allowed, relative to an output's largest magnitude.",
 )
+@click.option(
+    "--no-fallback",
+    is_flag=True,
+    help="Refuse a model with nodes that no target compiles, instead of leaving them to ONNX "
+    "Runtime.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not compare with the reference at the end.")
 @format_option
 def command(
@@ -85,6 +91,7 @@ def command(
     pins: tuple[str, ...],
     samples: tuple[Path, ...],
     tolerance: float,
+    no_fallback: bool,
     no_verify: bool,
     format_: str,
 ) -> None:
@@ -113,6 +120,7 @@ def command(
         pins=parse_pins(pins, [device.name for device in devices]),
         samples=samples,
         tolerance=tolerance,
+        fallback=not no_fallback,
         verify=not no_verify,
     )
     report = compile_model(model, output, options, _progress)
@@ -144,6 +152,9 @@ def _as_lines(report: Report) -> list[str]:
         for part in manifest.parts
     ]
     lines += table(rows)
+    if manifest.fallbacks:
+        lines.append(f"{len(manifest.fallbacks)} nodes are left to ONNX Runtime:")
+        lines += table([[f.node, f.operator, f.reason] for f in manifest.fallbacks])
     if report.errors:
         worst = max(float(error["error"]) for error in report.errors)
         lines.append(f"largest error against {manifest.samples[0].reference}: {worst:.2g} relative")

@@ -17,7 +17,7 @@ from hybridc.cli.output import format_option, shape, show, size, table
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from hybridc.bundle.manifest import Manifest
+    from hybridc.bundle.manifest import DeviceSpec, Manifest
 
 
 @click.command("inspect")
@@ -170,15 +170,28 @@ def _bundle_lines(manifest: Manifest, nodes: bool) -> list[str]:
     for kind, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
         lines.append(f"{kind}:")
         lines += table([[spec.name, spec.dtype, shape(spec.shape)] for spec in specs])
-    ranges = [[name, f"{low}..{high}"] for name, (low, high) in manifest.dimensions.items()]
+    steps = {name: f"/{step}" for name, step in manifest.steps.items()}
+    ranges = [
+        [name, f"{low}..{high}{steps.get(name, '')}"]
+        for name, (low, high) in manifest.dimensions.items()
+    ]
     lines += ["dimensions:", *table(ranges)] if ranges else []
     for device in manifest.devices:
-        lines.append(
-            f"device {device.name}: {device.kind} for {device.built_for} ({device.architecture}), "
-            f"{size(device.memory_bytes)} of intermediate tensors"
-        )
-        lines.append(f"  CPU flags: {' '.join(device.cpu_flags)}")
+        lines += _device_lines(device)
     return lines + _plan_lines(manifest, nodes)
+
+
+def _device_lines(device: DeviceSpec) -> list[str]:
+    place = f" ({device.architecture})" if device.architecture else ""
+    lines = [
+        f"device {device.name}: {device.kind} for {device.built_for}{place}, "
+        f"{size(device.memory_bytes)} of intermediate tensors"
+    ]
+    if device.cpu_flags:
+        lines.append(f"  CPU flags: {' '.join(device.cpu_flags)}")
+    if device.packages:
+        lines.append(f"  packages: {' '.join(device.packages)}")
+    return lines
 
 
 def _plan_lines(manifest: Manifest, nodes: bool) -> list[str]:
@@ -191,6 +204,9 @@ def _plan_lines(manifest: Manifest, nodes: bool) -> list[str]:
     if nodes:
         for part in manifest.parts:
             lines += [f"nodes of {part.name}:", *(f"  {name}" for name in part.nodes)]
+    if manifest.fallbacks:
+        lines.append("nodes left to ONNX Runtime:")
+        lines += table([[f.node, f.operator, f.reason] for f in manifest.fallbacks])
     if manifest.transfers:
         lines.append("tensors that cross:")
         crossing = [

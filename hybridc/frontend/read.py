@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import google.protobuf.message
@@ -18,9 +18,11 @@ import onnx
 import onnx_ir as ir
 
 from hybridc.errors import ModelError, UsageError
+from hybridc.frontend.border import border_types, forget_maps
 from hybridc.frontend.repair import Repairs, repair
+from hybridc.frontend.upgrade import upgrade
 
-OLDEST_OPSET = 7
+OLDEST_OPSET = 1
 NEWEST_OPSET = 28
 _CHUNK_BYTES = 1 << 20
 
@@ -33,11 +35,13 @@ class Source:
         path: The file.
         model: Its contents; tensors in external files are mapped, not loaded.
         sha256: Checksum over the file and its external data.
+        types: ONNX's text of the type of each input and output that is no tensor of numbers.
     """
 
     path: Path
     model: ir.Model
     sha256: str
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_model(path: str | os.PathLike[str]) -> Source:
@@ -55,9 +59,12 @@ def read_model(path: str | os.PathLike[str]) -> Source:
     _check_opset(proto, file)
     repairs = repair(proto)
     _check_valid(proto if repairs.changed else str(file), file)
+    if upgrade(proto, file):
+        _check_valid(proto, file)
+    types = border_types(proto)
     model = _deserialize(proto, repairs, file)
     ir.external_data.set_base_dir(model.graph, file.parent)
-    return Source(file, model, _checksum([file, *external]))
+    return Source(file, model, _checksum([file, *external]), types)
 
 
 def source_of(proto: onnx.ModelProto) -> Source:
@@ -73,10 +80,14 @@ def source_of(proto: onnx.ModelProto) -> Source:
     copy.CopyFrom(proto)
     repairs = repair(copy)
     _check_valid(copy, place)
-    return Source(place, _deserialize(copy, repairs, place), digest)
+    if upgrade(copy, place):
+        _check_valid(copy, place)
+    types = border_types(copy)
+    return Source(place, _deserialize(copy, repairs, place), digest, types)
 
 
 def _deserialize(proto: onnx.ModelProto, repairs: Repairs, place: Path) -> ir.Model:
+    forget_maps(proto)
     try:
         model: ir.Model = ir.from_proto(proto)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:

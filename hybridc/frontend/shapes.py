@@ -2,6 +2,7 @@
 
 x=1x3x224x224     every dimension of input x
 x=1x3x32..640x?   dimension 2 may be 32 to 640; dimension 3 stays as the model has it
+h=32..960/32      32, 64, 96 and so on to 960
 batch=4           a dynamic dimension by the name it has in the model
 batch=1..8        the same with a range
 """
@@ -16,15 +17,19 @@ import onnx_ir as ir
 
 from hybridc.errors import UsageError
 
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)(?:/([1-9]\d*))?")
 
 
 @dataclass(frozen=True)
 class Range:
-    """A dynamic dimension's lowest and highest value."""
+    """A dynamic dimension's lowest and highest value, and the step between its values."""
 
     low: int
     high: int
+    step: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.low}..{self.high}" + (f"/{self.step}" if self.step > 1 else "")
 
 
 Request = int | Range | None
@@ -56,14 +61,19 @@ def _parse_dim(text: str, option: str) -> Request:
     match = _RANGE.fullmatch(text)
     if match is None or int(match[1]) > int(match[2]):
         raise UsageError(
-            f"--shape {option!r}: {text!r} is neither a number, nor a range such as 1..8, nor ?"
+            f"--shape {option!r}: {text!r} is neither a number, nor a range such as 1..8 or "
+            "32..960/32, nor ?"
         )
-    return Range(int(match[1]), int(match[2]))
+    wanted = Range(int(match[1]), int(match[2]), int(match[3] or 1))
+    if (wanted.high - wanted.low) % wanted.step:
+        raise UsageError(f"--shape {option!r}: no number of steps leads from one end of {text} to "
+                         "the other")
+    return wanted
 
 
 def specialize(
     model: ir.Model, requests: Mapping[str, tuple[Request, ...]]
-) -> dict[str, tuple[int, int]]:
+) -> dict[str, Range]:
     """Set the shapes asked for on the model's inputs.
 
     Returns:
@@ -73,7 +83,7 @@ def specialize(
         UsageError: A request names nothing or contradicts the model, or a dimension stays
             without a value.
     """
-    inputs = {str(value.name): value for value in model_inputs(model)}
+    inputs = {str(value.name): value for value in model_inputs(model) if _is_tensor(value)}
     _name_dimensions(inputs)
     dimensions = {dim for value in inputs.values() for dim in _dynamic(value)}
     values: dict[str, int | Range] = {}
@@ -88,14 +98,17 @@ def specialize(
     if unbound:
         raise UsageError(_unbound(unbound, inputs, values))
     _apply(inputs, values)
-    return {
-        name: (value.low, value.high) for name, value in values.items() if isinstance(value, Range)
-    }
+    return {name: value for name, value in values.items() if isinstance(value, Range)}
 
 
 def model_inputs(model: ir.Model) -> list[ir.Value]:
     """Inputs that a caller must give: those that are not initializers too."""
     return [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    """Whether a value has dimensions: sequences, maps and optionals have none."""
+    return isinstance(value.type, ir.TensorType)
 
 
 def _name_dimensions(inputs: Mapping[str, ir.Value]) -> None:
@@ -133,7 +146,7 @@ def _bind_input(
             _bind(str(dim.value), wanted, values)
         elif dim != wanted:
             raise UsageError(
-                f"--shape gives input {value.name!r} a dimension of {_show(wanted)} where the "
+                f"--shape gives input {value.name!r} a dimension of {wanted} where the "
                 f"model has {dim}: {_text(value)}"
             )
 
@@ -141,7 +154,7 @@ def _bind_input(
 def _bind(name: str, wanted: int | Range, values: dict[str, int | Range]) -> None:
     if values.setdefault(name, wanted) != wanted:
         raise UsageError(
-            f"--shape gives dimension {name!r} both {_show(values[name])} and {_show(wanted)}"
+            f"--shape gives dimension {name!r} both {values[name]} and {wanted}"
         )
 
 
@@ -165,10 +178,6 @@ def _bound(dim: int | ir.SymbolicDim, values: Mapping[str, int | Range]) -> int 
     return value if isinstance(value, int) else dim
 
 
-def _show(wanted: int | Range) -> str:
-    return str(wanted) if isinstance(wanted, int) else f"{wanted.low}..{wanted.high}"
-
-
 def _text(value: ir.Value) -> str:
     assert value.shape is not None
     dims = [str(dim.value) if isinstance(dim, ir.SymbolicDim) else str(dim) for dim in value.shape]
@@ -188,7 +197,7 @@ def _unbound(
     example = inputs[unbound[0]]
     assert example.shape is not None
     dims = [
-        _show(values.get(str(dim.value), 1)) if isinstance(dim, ir.SymbolicDim) else str(dim)
+        str(values.get(str(dim.value), 1) if isinstance(dim, ir.SymbolicDim) else dim)
         for dim in example.shape
     ]
     return (

@@ -121,14 +121,7 @@ class Call:
             tensor = self.emit(relax.op.astype(tensor, "int64"))
         if not shape:
             tensor = self.emit(relax.op.reshape(tensor, (1,)))
-        # Reading is marked impure because TVM's fusion may move a kernel in front of the dimensions
-        # that it uses, but not across an impure call.
-        reader = relax.ExternFunc("vm.builtin.tensor_to_shape")
-        call = relax.Call(reader, [tensor], ty_args=[relax.ShapeType(ndim=count)])
-        prefix = self.builder.get_unique_name("size")
-        dims = [tirx.Var(f"{prefix}_{index}", "int64") for index in range(count)]
-        self.builder.match_cast(self.emit(call), relax.ShapeType(dims))
-        return dims
+        return read_dims(self.builder, tensor, count)
 
     def shape(self, index: int) -> tuple[Dim, ...]:
         """Shape of input ``index``; ints where a dimension is known."""
@@ -188,6 +181,18 @@ class Call:
         if value.rank == 0:
             tensor = self.emit(relax.op.reshape(tensor, ()))
         return tensor if value.dtype == "int64" else self.emit(relax.op.astype(tensor, value.dtype))
+
+
+def read_dims(builder: relax.BlockBuilder, tensor: Expression, count: int) -> list[Dim]:
+    """The elements of an int64 vector of ``count``, read when the model runs, as dimensions."""
+    # Reading is marked impure because TVM's fusion may move a kernel in front of the dimensions
+    # that it uses, but not across an impure call.
+    reader = relax.ExternFunc("vm.builtin.tensor_to_shape")
+    call = relax.Call(reader, [tensor], ty_args=[relax.ShapeType(ndim=count)])
+    prefix = builder.get_unique_name("size")
+    dims = [tirx.Var(f"{prefix}_{index}", "int64") for index in range(count)]
+    builder.match_cast(builder.emit(call), relax.ShapeType(dims))
+    return dims
 
 
 Converter: TypeAlias = Callable[[Call], "Value | tuple[Value, ...]"]

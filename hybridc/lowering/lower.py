@@ -16,27 +16,13 @@ import tvm
 from tvm import relax, te
 
 from hybridc.errors import InternalError, UnsupportedError
+from hybridc.lowering.bounds import known_bounds
 from hybridc.lowering.call import Call, Unsupported, dtype_of, shape_of
 from hybridc.lowering.ops import OperatorTable
 from hybridc.lowering.scope import Context, Scope
-from hybridc.lowering.value import Constant, Dim, Expression
-
-
-@dataclass(frozen=True)
-class Section:
-    """What is lowered together: a convex piece of a graph, with its borders.
-
-    Attributes:
-        nodes: Nodes in topological order.
-        inputs: Values that come from outside at run time.
-        outputs: Values that are used outside.
-        opsets: Imported version by domain.
-    """
-
-    nodes: Sequence[ir.Node]
-    inputs: Sequence[ir.Value]
-    outputs: Sequence[ir.Value]
-    opsets: Mapping[str, int]
+from hybridc.lowering.steps import in_steps, with_dimensions
+from hybridc.lowering.value import Constant, Expression
+from hybridc.targets.protocol import ResultType, Section
 
 
 @dataclass(frozen=True)
@@ -46,12 +32,12 @@ class Lowered:
     Attributes:
         module: Relax module with the function ``main``.
         weights: The weights' arrays by ONNX name, in the order of ``main``'s last argument.
-        results: Shape and element type of each output; symbolic dimensions are expressions.
+        results: Type of each output; symbolic dimensions are expressions.
     """
 
     module: tvm.IRModule
     weights: Mapping[str, np.ndarray[Any, Any]]
-    results: tuple[tuple[tuple[Dim, ...], str], ...]
+    results: tuple[ResultType, ...]
 
 
 def lower(section: Section, table: OperatorTable) -> Lowered:
@@ -63,12 +49,16 @@ def lower(section: Section, table: OperatorTable) -> Lowered:
     context = Context(relax.BlockBuilder(), table, section.opsets)
     scope = Scope(context)
     parameters = [_parameter(context, i, value) for i, value in enumerate(section.inputs)]
-    scope.values.update(zip(section.inputs, parameters, strict=True))
     attributes = {"num_input": len(parameters), "global_symbol": "main"}
     # Not pure, since sizes may be read from tensors (Call.dims_of).
     with context.builder.function("main", attrs=attributes, pure=False):
-        reasons = tuple(_lower_nodes(section.nodes, scope))
-        outputs = [] if reasons else [_output(scope, v, parameters) for v in section.outputs]
+        steps = in_steps(context, section.ranges)
+        inputs = [with_dimensions(context.builder, p, steps.sizes) for p in parameters]
+        scope.values.update(zip(section.inputs, inputs, strict=True))
+        with known_bounds(steps.bounds):
+            reasons = tuple(_lower_nodes(section.nodes, scope))
+            given = [*parameters, *inputs]
+            outputs = [] if reasons else [_output(scope, v, given) for v in section.outputs]
         variables = [variable for _, variable in context.weights.values()]
         # Not bound to a variable: TVM makes a view of what it takes for a reshape, but for values
         # that are read outside of the block, and these must be in memory of their own.
@@ -78,7 +68,8 @@ def lower(section: Section, table: OperatorTable) -> Lowered:
     module = relax.transform.ConvertToDataflow(1)(context.builder.finalize())
     module = relax.transform.BundleModelParams()(module)
     weights = {name: array for name, (array, _) in context.weights.items()}
-    return Lowered(module, weights, tuple((shape_of(o), dtype_of(o)) for o in outputs))
+    results = tuple(ResultType(dtype_of(o), shape_of(o)) for o in outputs)
+    return Lowered(module, weights, results)
 
 
 def _lower_nodes(nodes: Sequence[ir.Node], scope: Scope) -> Iterator[tuple[str, str, str]]:
@@ -108,8 +99,6 @@ def _values_read(node: ir.Node) -> Iterator[ir.Value | None]:
 
 
 def _parameter(context: Context, index: int, value: ir.Value) -> relax.Var:
-    if value.dtype == ir.DataType.STRING or not isinstance(value.type, ir.TensorType):
-        raise UnsupportedError(f"{value.name!r} is not a tensor of numbers: {value.type}")
     if value.shape is None or value.dtype is None:
         raise InternalError(f"value {value.name!r} crosses parts without a shape or type")
     shape = [context.dimension(dim) for dim in value.shape]
@@ -118,6 +107,8 @@ def _parameter(context: Context, index: int, value: ir.Value) -> relax.Var:
 
 def _output(scope: Scope, value: ir.Value, parameters: Sequence[relax.Var]) -> Expression:
     """An output as a tensor of its own: never an input or a weight handed back."""
+    if value.dtype == ir.DataType.STRING:
+        raise UnsupportedError(f"the output {value.name!r} holds strings that no node computes")
     lowered = scope.value(value)
     context = scope.context
     identity = ir.node("Identity", [])
@@ -125,7 +116,9 @@ def _output(scope: Scope, value: ir.Value, parameters: Sequence[relax.Var]) -> E
     try:
         tensor = call.tensor(0)
     except Unsupported as refusal:
-        reason = (str(value.name), "output", str(refusal))
+        producer = value.producer()
+        name, operator = ("?", "output") if producer is None else (producer.name, producer.op_type)
+        reason = (str(name), operator, f"its output {value.name!r}: {refusal}")
         raise UnsupportedError("this output cannot be compiled:", (reason,)) from refusal
     computed = isinstance(tensor, relax.Var) and tensor not in parameters
     if computed and not isinstance(lowered, Constant):

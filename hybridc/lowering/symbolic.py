@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from hybridc.lowering.bounds import analyzer_for
 from hybridc.lowering.call import Call, as_expression
 from hybridc.lowering.value import Constant, Integers, Value
 
@@ -77,9 +78,7 @@ def _as_value(result: np.ndarray[Any, Any] | None, call: Call) -> Integers | Non
 def _simplified(element: Any) -> Any:
     if isinstance(element, bool | int | np.integer):
         return int(element)
-    import tvm
-
-    reduced = tvm.sym.Analyzer().simplify(element)
+    reduced = analyzer_for(element).simplify(element)
     return int(reduced) if isinstance(reduced, tirx.IntImm) else reduced
 
 

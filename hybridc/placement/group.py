@@ -11,7 +11,7 @@ that would write out and read back what otherwise never leaves the registers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import networkx
@@ -37,17 +37,21 @@ class Group:
         return str(self.nodes[0].name)
 
 
-def make_groups(nodes: Sequence[ir.Node]) -> list[Group]:
-    """Group nodes that come in topological order; the groups come in topological order too."""
+def make_groups(nodes: Sequence[ir.Node], alone: Container[ir.Node] = ()) -> list[Group]:
+    """Group nodes that come in topological order; the groups come in topological order too.
+
+    Nodes in ``alone`` are groups of their own.
+    """
     owner: dict[ir.Node, list[ir.Node]] = {}
     groups: list[list[ir.Node]] = []
     for node in nodes:
-        host = _host(node, owner)
+        host = None if node in alone else _host(node, owner)
         if host is None:
             host = []
             groups.append(host)
         host.append(node)
-        owner[node] = host
+        if node not in alone:
+            owner[node] = host
     return _in_order([Group(tuple(group)) for group in groups])
 
 
@@ -99,6 +103,12 @@ def read_values(node: ir.Node) -> list[ir.Value]:
             for inner in graph:
                 values.extend(read_values(inner))
     return values
+
+
+def is_numeric(value: ir.Value) -> bool:
+    """Whether a value is a tensor of numbers, and no string, sequence, map or optional."""
+    tensor = value.type is None or isinstance(value.type, ir.TensorType)
+    return tensor and value.dtype != ir.DataType.STRING
 
 
 def _in_order(groups: list[Group]) -> list[Group]:

@@ -7,6 +7,8 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 from hybridc.errors import UsageError
 from hybridc.placement.group import Group
 
@@ -52,8 +54,7 @@ def place(groups: Sequence[Group], pins: Sequence[Pin], default: str) -> dict[in
     names = {index: _names(group) for index, group in enumerate(groups)}
     chosen: dict[int, Pin] = {}
     for pin in pins:
-        pattern = pin.pattern.replace("[", "[[]")  # names hold brackets; they mean themselves
-        matched = [index for index, own in names.items() if fnmatch.filter(own, pattern)]
+        matched = [index for index, own in names.items() if _filter(own, pin)]
         if not matched:
             raise UsageError(_no_match(pin, names))
         for index in matched:
@@ -61,6 +62,16 @@ def place(groups: Sequence[Group], pins: Sequence[Pin], default: str) -> dict[in
             if other.device != pin.device:
                 raise UsageError(_conflict(groups[index], other, pin))
     return {i: chosen[i].device if i in chosen else default for i in range(len(groups))}
+
+
+def matches(pin: Pin, node: ir.Node) -> bool:
+    """Whether a pin names a node or a value that it computes."""
+    return bool(_filter(_names(Group((node,))), pin))
+
+
+def _filter(names: Sequence[str], pin: Pin) -> list[str]:
+    """The names that a pin's pattern matches; brackets in it mean themselves."""
+    return fnmatch.filter(names, pin.pattern.replace("[", "[[]"))
 
 
 def _names(group: Group) -> list[str]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from hybridc.placement.group import Group, group_graph, make_groups, read_values
+from hybridc.frontend.shapes import Range
+from hybridc.placement.group import Group, group_graph, is_numeric, make_groups, read_values
 from hybridc.placement.partition import partition
 from hybridc.placement.pin import Pin, place
-from hybridc.targets.protocol import Device
+from hybridc.targets.protocol import Device, Section
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Part:
     nodes: tuple[ir.Node, ...]
     inputs: tuple[ir.Value, ...]
     outputs: tuple[ir.Value, ...]
+
+    def section(self, opsets: Mapping[str, int], ranges: Mapping[str, Range]) -> Section:
+        """What a target compiles for this part."""
+        return Section(self.nodes, self.inputs, self.outputs, opsets, ranges)
 
 
 @dataclass(frozen=True)
@@ -58,19 +63,33 @@ class Plan:
         return list(found.values())
 
 
-def make_plan(graph: ir.Graph, devices: Sequence[Device], pins: Sequence[Pin]) -> Plan:
-    """Place the graph's groups: pinned ones where their pin says, others on the first device."""
-    groups = make_groups(list(graph))
+def make_plan(
+    graph: ir.Graph,
+    devices: Sequence[Device],
+    pins: Sequence[Pin],
+    elsewhere: Mapping[ir.Node, Device] | None = None,
+) -> Plan:
+    """Place the graph's groups: pinned ones where their pin says, others on the first device.
+
+    Nodes in ``elsewhere`` are groups of their own, on the device given there.
+    """
+    elsewhere = elsewhere or {}
+    groups = make_groups(list(graph), elsewhere)
     readers = _readers(graph)
     device_of = place(groups, pins, devices[0].name)
-    by_name = {device.name: device for device in devices}
+    for index, group in enumerate(groups):
+        if group.nodes[0] in elsewhere:
+            device_of[index] = elsewhere[group.nodes[0]].name
+    by_name = {device.name: device for device in (*devices, *elsewhere.values())}
     cut = partition(group_graph(groups), device_of)
     parts = [
         _make_part(f"part{number}", by_name[device_of[indices[0]]], groups, indices, readers)
         for number, indices in enumerate(cut)
     ]
     if not parts:  # a graph without nodes still has outputs to give
-        parts = [Part("part0", devices[0], (), tuple(_run_time(graph)), tuple(graph.outputs))]
+        values = [value for value in _run_time(graph) if is_numeric(value)]
+        outputs = [value for value in graph.outputs if value not in graph.inputs or value in values]
+        parts = [Part("part0", devices[0], (), tuple(values), tuple(outputs))]
     return Plan(tuple(_with_passed_through(parts, graph)))
 
 
@@ -123,8 +142,12 @@ def _readers(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
 
 
 def _with_passed_through(parts: list[Part], graph: ir.Graph) -> list[Part]:
-    """Let the last part also give outputs that no node computes: inputs and constants."""
+    """Let the last part also give outputs that no node computes: inputs and constants.
+
+    Inputs that are no tensors of numbers need no part: they are handed back as they are.
+    """
     computed = {value for part in parts for value in part.outputs}
+    computed.update(value for value in graph.inputs if not is_numeric(value))
     missing = [value for value in dict.fromkeys(graph.outputs) if value not in computed]
     if not missing:
         return parts
@@ -135,8 +158,10 @@ def _with_passed_through(parts: list[Part], graph: ir.Graph) -> list[Part]:
 
 
 def value_bytes(value: ir.Value) -> int:
-    """Bytes of a value; 0 where its shape is dynamic or unknown."""
+    """Bytes of a value; 0 where its shape is dynamic or unknown, or where it holds strings."""
     if value.shape is None or value.dtype is None or not value.shape.is_static():
+        return 0
+    if value.dtype == ir.DataType.STRING:
         return 0
     count = 1
     for dim in value.shape.numpy():

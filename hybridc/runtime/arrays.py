@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from hybridc.bundle.dtypes import dtype_named
-from hybridc.bundle.manifest import TensorSpec
+from hybridc.bundle.manifest import STRING, TensorSpec
 from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
 
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from hybridc.runtime.loader import Model
 
 
+WORDS = ("", "a", "the", "dog", "Zürich", "zwölf", "0", "two words")
+"""What strings are made up of."""
+
+
 def make_inputs(
     specs: Sequence[TensorSpec], sizes: Mapping[str, int], seed: int
 ) -> dict[str, Array]:
-    """Seeded inputs: normal floats, and zeros and ones for integers, which index anything.
+    """Seeded inputs: normal floats; zeros and ones for integers, which index anything; words.
 
     Args:
         specs: The model's inputs.
@@ -33,6 +37,9 @@ def make_inputs(
     inputs = {}
     for spec in specs:
         shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape)
+        if spec.dtype == STRING:
+            inputs[spec.name] = np.asarray(random.choice(WORDS, shape)).astype(object)
+            continue
         dtype = dtype_named(spec.dtype)
         integer = dtype.kind in "biu"
         numbers = random.randint(0, 2, shape) if integer else random.standard_normal(shape)

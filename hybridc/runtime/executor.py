@@ -10,36 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hybridc.bundle.manifest import Manifest, PartSpec
-
-_CPU = 1
-"""DLPack's device type of the host."""
-
-_POOLED = 2
-"""TVM's allocator that keeps freed memory for the next call."""
-
-
-@dataclass(frozen=True)
-class LoadedPart:
-    """A part's code with its weights.
-
-    Attributes:
-        spec: Its description.
-        library: The loaded module.
-        weights: A ``tvm_ffi.Array`` of tensors over the mapped weights.
-    """
-
-    spec: PartSpec
-    library: Any
-    weights: Any
+from hybridc.bundle.manifest import Manifest
+from hybridc.runtime.parts import Function, LoadedPart
 
 
 @dataclass(frozen=True)
 class _Step:
     """One part, ready to be called: which slots it reads, writes and frees."""
 
-    function: Any
-    weights: Any
+    function: Function
+    trailing: tuple[Any, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     dead: tuple[int, ...]
@@ -67,18 +47,17 @@ class Executor:
         return {slot: step for slot, step in last.items() if slot not in self._outputs}
 
     def _step(self, part: LoadedPart, index: int, last: dict[int, int]) -> _Step:
-        machine = part.library["vm_load_executable"]()
-        machine["vm_initialization"](_CPU, 0, _POOLED)
+        function, trailing = part.start()
         dead = tuple(slot for slot, step in last.items() if step == index)
         inputs = tuple(self._slots[name] for name in part.spec.inputs)
         outputs = tuple(self._slots[name] for name in part.spec.outputs)
-        return _Step(machine["main"], part.weights, inputs, outputs, dead)
+        return _Step(function, trailing, inputs, outputs, dead)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Outputs for the model's inputs, both as tvm_ffi tensors in the manifest's order."""
         slots: list[Any] = [*inputs, *[None] * (len(self._slots) - self._inputs)]
         for step in self._steps:
-            results = step.function(*[slots[slot] for slot in step.inputs], step.weights)
+            results = step.function(*[slots[slot] for slot in step.inputs], *step.trailing)
             for slot, tensor in zip(step.outputs, results, strict=True):
                 slots[slot] = tensor
             for slot in step.dead:

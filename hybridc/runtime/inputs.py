@@ -25,9 +25,11 @@ class InputReader:
     def __init__(self, manifest: Manifest) -> None:
         self._specs = manifest.inputs
         self._ranges = manifest.dimensions
+        self._steps = manifest.steps
         self._names = frozenset(spec.name for spec in manifest.inputs)
         self._expected = [
-            (spec.name, dtype_named(spec.dtype), _static_shape(spec)) for spec in manifest.inputs
+            (spec.name, dtype_named(spec.dtype) if spec.is_numeric else None, _static_shape(spec))
+            for spec in manifest.inputs
         ]
 
     def read(self, arrays: Mapping[str, Any]) -> list[Any]:
@@ -42,6 +44,9 @@ class InputReader:
         shapes: dict[str, tuple[int, ...]] = {}
         for name, dtype, shape in self._expected:
             array = arrays[name]
+            if dtype is None:
+                tensors.append(self._read_other(name, array, shapes))
+                continue
             if isinstance(array, np.ndarray):
                 found_dtype, found_shape = array.dtype, array.shape
                 tensor = None
@@ -56,6 +61,17 @@ class InputReader:
         if shapes:
             self._check_dimensions(shapes)
         return tensors
+
+    def _read_other(self, name: str, value: Any, shapes: dict[str, tuple[int, ...]]) -> Any:
+        """An array of strings; a sequence, a map or an optional is passed on as it is."""
+        spec = next(spec for spec in self._specs if spec.name == name)
+        if not spec.is_tensor:
+            return value
+        array = np.asarray(value)
+        if array.dtype.kind not in "UO":
+            self._refuse(name, array.dtype, array.shape)
+        shapes[name] = array.shape
+        return array.astype(object)
 
     def _refuse_names(self, arrays: Mapping[str, Any]) -> None:
         expected = ", ".join(describe(spec) for spec in self._specs) or "none"
@@ -91,10 +107,13 @@ class InputReader:
                         f"{spec.name!r}"
                     )
         for name, (low, high) in self._ranges.items():
-            if name in found and not low <= found[name] <= high:
+            step = self._steps.get(name, 1)
+            size = found.get(name, low)
+            if not low <= size <= high or (size - low) % step:
+                steps = f" in steps of {step}" if step > 1 else ""
                 raise UsageError(
-                    f"dimension {name!r} is {found[name]} and the bundle was compiled for "
-                    f"{low}..{high}"
+                    f"dimension {name!r} is {size} and the bundle was compiled for "
+                    f"{low}..{high}{steps}"
                 )
 
 

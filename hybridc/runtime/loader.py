@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
-
-import tvm_ffi
 
 from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.bundle.tensors import Array
-from hybridc.errors import BundleError, UsageError
-from hybridc.runtime.executor import Executor, LoadedPart
+from hybridc.errors import UsageError
+from hybridc.runtime.executor import Executor
 from hybridc.runtime.inputs import InputReader
-from hybridc.runtime.library import load_library, load_runtime
+from hybridc.runtime.library import load_runtime
 from hybridc.runtime.machine import require
+from hybridc.runtime.parts import LoadedPart, load_part
 from hybridc.runtime.tensors import to_array, to_tensor
-from hybridc.runtime.threads import use_threads
+from hybridc.runtime.threads import available_threads, use_threads
 
 
 class Model:
@@ -34,11 +33,12 @@ class Model:
     """
 
     def __init__(
-        self, manifest: Manifest, parts: list[LoadedPart], threads: int | None = None
+        self, manifest: Manifest, parts: Sequence[LoadedPart], threads: int | None = None
     ) -> None:
         self.manifest = manifest
-        self._threads = threads or len(os.sched_getaffinity(0))
-        self._parts: list[LoadedPart] | None = parts
+        self._threads = threads or available_threads()
+        self._compiled = any(manifest.runtime.values())
+        self._parts: Sequence[LoadedPart] | None = parts
         self._reader = InputReader(manifest)
         self._names = [spec.name for spec in manifest.outputs]
         self._idle: deque[Executor] = deque([Executor(manifest, parts)])
@@ -70,10 +70,12 @@ class Model:
 
         Args:
             arrays: For each input a numpy array or a DLPack tensor in host memory, of exactly the
-                type and shape in :attr:`inputs`.
+                type and shape in :attr:`inputs`. Strings come as an array of ``str``, a sequence
+                as a list, a map as a dict, an empty optional as ``None``.
 
         Returns:
-            A numpy array for each output by name. The arrays are the caller's to keep.
+            A numpy array (or list, dict or ``None``) for each output by name. The arrays are the
+            caller's to keep.
 
         Raises:
             UsageError: An input is missing, unknown, or has the wrong type or shape; or the
@@ -86,7 +88,8 @@ class Model:
         """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors."""
         if self._parts is None:
             raise UsageError("this model was closed; load the bundle again")
-        use_threads(self._threads)
+        if self._compiled:
+            use_threads(self._threads)
         try:
             executor = self._idle.pop()
         except IndexError:
@@ -138,18 +141,13 @@ def load_bundle(bundle: Bundle, threads: int | None = None) -> Model:
     manifest = bundle.manifest
     for device in manifest.devices:
         require(device)
-    for architecture in dict.fromkeys(device.architecture for device in manifest.devices):
+    for architecture in manifest.runtime:
         load_runtime(bundle, architecture)
     arrays = bundle.tensors(manifest.weights)
     weights = {name: to_tensor(array) for name, array in arrays.items()}
-    parts = [_load_part(bundle, index, weights) for index in range(len(manifest.parts))]
+    count = threads or available_threads()
+    parts = [
+        load_part(manifest, spec, bundle.read_code(spec.library), weights, count)
+        for spec in manifest.parts
+    ]
     return Model(manifest, parts, threads)
-
-
-def _load_part(bundle: Bundle, index: int, weights: Mapping[str, Any]) -> LoadedPart:
-    spec = bundle.manifest.parts[index]
-    missing = [name for name in spec.weights if name not in weights]
-    if missing:
-        raise BundleError(f"{bundle.storage.where} lacks the weights {missing} of {spec.name}")
-    library = load_library(spec.library, bundle.read_code(spec.library))
-    return LoadedPart(spec, library, tvm_ffi.Array([weights[name] for name in spec.weights]))

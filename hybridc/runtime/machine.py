@@ -1,8 +1,10 @@
-"""The machine that loads a bundle: its architecture and instruction set."""
+"""The machine that loads a bundle: its architecture, instruction set and Python packages."""
 
 from __future__ import annotations
 
 import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hybridc.bundle.manifest import DeviceSpec
@@ -21,12 +23,29 @@ def cpu_flags() -> frozenset[str]:
 def why_not(device: DeviceSpec) -> str | None:
     """Why this machine cannot run what was built for ``device``; ``None`` if it can."""
     here = platform.machine()
-    if device.architecture != here:
+    if device.architecture not in ("", here):
         return f"it was built for {device.architecture} and this machine is {here}"
-    missing = sorted(set(device.cpu_flags) - cpu_flags())
+    missing = sorted(set(device.cpu_flags) - cpu_flags()) if device.cpu_flags else []
     if missing:
         return f"it was built for {device.built_for} and this CPU lacks {', '.join(missing)}"
     return None
+
+
+def _missing_package(requirement: str) -> str | None:
+    """What is wrong with an installed package, for a requirement ``name>=1.2``."""
+    name, _, lowest = requirement.partition(">=")
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return f"the package {name} is not installed"
+    if _numbers(found) < _numbers(lowest):
+        return f"the package {name} is of version {found}, and the bundle needs {lowest} or later"
+    return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """A release as numbers: ``1.32.0rc1`` is (1, 32, 0)."""
+    return tuple(int(number) for number in re.findall(r"\d+", re.match(r"[\d.]*", text)[0]))  # type: ignore[index]
 
 
 def require(device: DeviceSpec) -> None:
@@ -35,6 +54,13 @@ def require(device: DeviceSpec) -> None:
     Raises:
         DeviceError: With the reason and what to do.
     """
+    for requirement in device.packages:
+        fault = _missing_package(requirement)
+        if fault is not None:
+            raise DeviceError(
+                f"device {device.name} cannot run here: {fault}; run: pip install "
+                f"'hybridc[{requirement.partition('>=')[0]}]'"
+            )
     reason = why_not(device)
     if reason is not None:
         raise DeviceError(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hybridc.bundle.manifest import STRING, TensorSpec
 from hybridc.bundle.read import Bundle
+from hybridc.bundle.strings import unpack_strings
 from hybridc.bundle.tensors import Array
 from hybridc.runtime.loader import load_bundle
 
@@ -34,12 +37,20 @@ def run_samples(bundle: Bundle) -> list[OutputError]:
     errors: list[OutputError] = []
     with load_bundle(bundle) as model:
         for index, sample in enumerate(bundle.manifest.samples):
-            results = model.run(bundle.tensors(sample.inputs))
-            for name, expected in bundle.tensors(sample.outputs).items():
+            results = model.run(_read(bundle, sample.inputs, bundle.manifest.inputs))
+            stored = _read(bundle, sample.outputs, bundle.manifest.outputs)
+            for name, expected in stored.items():
                 error = relative_error(results[name], expected)
                 within = error <= bundle.manifest.tolerance
                 errors.append(OutputError(index, name, error, within))
     return errors
+
+
+def _read(bundle: Bundle, path: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """The arrays of a sample."""
+    strings = {spec.name for spec in specs if spec.dtype == STRING}
+    arrays = bundle.tensors(path)
+    return {n: unpack_strings(a) if n in strings else a for n, a in arrays.items()}
 
 
 def relative_error(actual: Array, expected: Array) -> float:

@@ -28,8 +28,10 @@ def to_tensor(array: Array) -> Any:
     return _with_dtype(tensor, array.dtype.name)
 
 
-def to_array(tensor: Any) -> Array:
-    """An array over a host tensor's memory."""
+def to_array(tensor: Any) -> Any:
+    """An array over a host tensor's memory; what is no tensor is given back as it is."""
+    if not isinstance(tensor, tvm_ffi.Tensor):
+        return tensor
     name = str(tensor.dtype)
     if name not in NARROW:
         return np.from_dlpack(tensor)

@@ -6,6 +6,7 @@ model, and again only when it calls one that asks for another number.
 
 from __future__ import annotations
 
+import os
 import threading
 
 import tvm_ffi
@@ -15,6 +16,11 @@ _ALL_CORES_ALIKE = 1
 
 _pool = threading.local()
 """The size of this thread's pool: a fact about the thread, which TVM does not tell."""
+
+
+def available_threads() -> int:
+    """As many threads as the process may use cores."""
+    return len(os.sched_getaffinity(0))
 
 
 def use_threads(count: int) -> None:

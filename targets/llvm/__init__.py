@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridc.targets.protocol import Artifact, Compatibility, Found
+from hybridc.targets.protocol import Artifact, Compatibility, Found, Section
 
 if TYPE_CHECKING:
-    import tvm
+    from hybridc.lowering.lower import Lowered
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,19 @@ class LlvmTarget:
 
         parse_cpu(specification)
 
-    def build(self, module: tvm.IRModule, specification: str) -> Artifact:
-        """Compile a lowered part to a shared library."""
+    def lower(self, section: Section, specification: str) -> Lowered:
+        """A section as a Relax module."""
+        from hybridc.lowering.lower import lower
+        from hybridc.lowering.ops import default_table
+
+        return lower(section, default_table())
+
+    def build(self, lowered: Lowered, specification: str) -> Artifact:
+        """Compile a Relax module to a shared library."""
         from hybridc.targets.llvm.build import build
         from hybridc.targets.llvm.cpu import parse_cpu
 
-        return build(module, parse_cpu(specification))
+        return build(lowered.module, lowered.weights, parse_cpu(specification))
 
     def runtime_library(self, stem: str, specification: str) -> bytes:
         """A library of TVM's runtime for the CPU's architecture."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import tvm
@@ -18,12 +19,19 @@ from hybridc.targets.llvm.schedules import schedule_module
 from hybridc.targets.protocol import Artifact
 from tvm import relax
 
+from hybridc.bundle.tensors import Array
+
 _EXTRA_FUNCTION = re.compile(r"\btvm\.contrib\.|\bvm\.builtin\.(?:sample|multinomial)")
 """Names of functions that live in TVM's second runtime library (sorting, random numbers)."""
 
 
-def build(module: tvm.IRModule, cpu: Cpu) -> Artifact:
+def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artifact:
     """Compile a lowered part for a CPU.
+
+    Args:
+        module: A Relax module whose ``main`` takes the weights as one tuple, last.
+        weights: Their arrays by ONNX name, in order.
+        cpu: The processor.
 
     Raises:
         DeviceError: No linker for the CPU's architecture is installed.
@@ -41,7 +49,7 @@ def build(module: tvm.IRModule, cpu: Cpu) -> Artifact:
         library = path.read_bytes()
     extra = _EXTRA_FUNCTION.search(module.script(show_meta=False)) is not None
     stems = ("tvm_runtime", "tvm_runtime_extra") if extra else ("tvm_runtime",)
-    return Artifact(library, planned_bytes(module), stems)
+    return Artifact(library, planned_bytes(module), stems, weights)
 
 
 def fuse(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:

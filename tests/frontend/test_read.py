@@ -96,9 +96,10 @@ def unknown_domain():
     return model
 
 
-def test_unknown_domain(tmp_path):
+@pytest.mark.parametrize("options", [(), ("--no-fallback",)])
+def test_unknown_domain(options, tmp_path):
     path = save(unknown_domain(), tmp_path / "m.onnx")
-    outcome = command("compile", path, "-o", tmp_path / "bundle")
+    outcome = command("compile", path, "-o", tmp_path / "bundle", *options)
     assert outcome.code == 3
     assert "cannot be compiled" in outcome.complaint[0]
     assert outcome.complaint[1].startswith("  frob (Frob): com.example Frob")

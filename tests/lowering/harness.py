@@ -15,8 +15,9 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
-from hybridc.lowering.lower import Lowered, Section, lower
+from hybridc.lowering.lower import Lowered, lower
 from hybridc.lowering.ops import default_table
+from hybridc.targets.protocol import Section
 
 Array = np.ndarray[Any, Any]
 

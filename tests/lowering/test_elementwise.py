@@ -7,6 +7,8 @@ NAN, INF = np.nan, np.inf
 FLOATS = floats(3, 5)
 POSITIVE = floats(3, 5, low=0.05)
 WIDE = np.linspace(-12, 12, 97, dtype=np.float32)
+EDGES = np.array([-11.78, -1.01, -0.99, 0.3, 2.0, 11.5])
+TINY = np.array([1e-9, -3e-9, 2.5e-9])
 SPECIAL = np.array([NAN, INF, -INF, 0.0, -0.0, 1.5, -2.5], np.float32)
 FIRST, SECOND = floats(2, 1, 4), floats(3, 1, seed=1)
 INTS, NONZERO = whole(4, 5), whole(5, seed=1, low=1)
@@ -97,6 +99,19 @@ UNARY = [
     *(Case(op, [POSITIVE]) for op in ("Sqrt", "Log", "Reciprocal")),
     *(Case(op, [floats(3, 5) / 2.001]) for op in ("Asin", "Acos", "Atanh")),
     Case("Acosh", [POSITIVE + 1]),
+    *(
+        Case(op, [EDGES.astype(dtype)], tolerance=tolerance, reference=True)
+        for op in ("Sinh", "Cosh")
+        for dtype, tolerance in (("float16", 0), ("float32", 3e-7), ("float64", 1e-15))
+    ),
+    *(
+        Case(op, [TINY.astype(dtype)], tolerance=tolerance, reference=True)
+        for op in ("Sinh", "Atanh")
+        for dtype, tolerance in (("float32", 3e-7), ("float64", 1e-15))
+    ),
+    Case("Sinh", [SPECIAL]),
+    Case("Cosh", [SPECIAL]),
+    Case("Atanh", [np.array([1, -1, 0.999, -0.25, 0.2499], np.float32)]),
     Case("Mish", [WIDE], opset=18),
     Case("Tanh", [FLOATS * np.float32(1e-3)], tolerance=3e-7, reference=True),
     *(Case(op, [floats(3, dtype="float16")]) for op in ("Sigmoid", "Tanh", "Relu", "Exp", "Erf")),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from harness import Case, check, floats, vector, whole
@@ -108,6 +110,63 @@ OTHERS = [
     ),
 ]
 
+ANTIALIASED = [
+    *(
+        scaled(mode, *scales, opset=18, antialias=1, **attributes)
+        for mode in ("linear", "cubic")
+        for scales in ((1, 1, 0.6, 0.6), (1, 1, 0.3, 1.5), (1, 1, 2, 1.5))
+        for attributes in ({}, {"exclude_outside": 1})
+    ),
+    *(sized(mode, 1, 2, 3, 4, opset=18, antialias=1) for mode in ("linear", "cubic")),
+    scaled("cubic", 1, 1, 0.4, 0.7, opset=18, antialias=1, cubic_coeff_a=-0.5),
+    sized("linear", 2, 3, data=floats(9, 11), opset=19, antialias=1),
+    sized("cubic", 3, data=floats(2, 2, 17), opset=19, antialias=1, axes=[2]),
+    sized("linear", 2, data=floats(2, 7, 3, dtype="float64"), opset=19, antialias=1, axes=[1]),
+    sized("linear", 4, data=floats(2, 9, dtype="float16"), opset=19, antialias=1, axes=[1]),
+    sized(
+        *("linear", 2),
+        data=floats(2, 7),
+        opset=19,
+        antialias=1,
+        axes=[1],
+        coordinate_transformation_mode="asymmetric",
+    ),
+    sized("linear", 2, 3, 4, data=floats(2, 7, 9, 8), opset=19, antialias=1, axes=[1, 2, 3]),
+    sized(
+        *("cubic", 4, 5),
+        data=floats(2, 9, 11),
+        opset=18,
+        antialias=1,
+        axes=[1, 2],
+        keep_aspect_ratio_policy="not_larger",
+        symbolic={0: {0: "n"}},
+    ),
+]
+ANTIALIASED = [replace(case, reference=True) for case in ANTIALIASED]
+
+AT_RUN_TIME = [
+    replace(case, constants=[])
+    for case in ANTIALIASED
+    if case.inputs[0].dtype == np.float32 and case.constants
+]
+
+REGIONS = [
+    Case(
+        "Resize",
+        [floats(1, 2, 12, 15), REGION, None, vector(1, 2, 4, 7)],
+        {
+            "mode": mode,
+            "coordinate_transformation_mode": "tf_crop_and_resize",
+            "extrapolation_value": 9.5,
+            "antialias": 1,
+        },
+        opset=18,
+        constants=[1, 3],
+        reference=True,
+    )
+    for mode in ("linear", "cubic")
+]
+
 OLD = [
     *(
         Case("Resize", [IMAGE, numbers(*scales)], {"mode": mode}, opset=10, constants=[1])
@@ -143,6 +202,8 @@ SYMBOLIC = [
 ]
 
 
-@pytest.mark.parametrize("case", [*COMBINATIONS, *OTHERS, *OLD, *SYMBOLIC], ids=str)
+@pytest.mark.parametrize(
+    "case", [*COMBINATIONS, *OTHERS, *ANTIALIASED, *AT_RUN_TIME, *REGIONS, *OLD, *SYMBOLIC], ids=str
+)
 def test_resize(case):
     check(case)

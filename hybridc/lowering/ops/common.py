@@ -11,28 +11,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
-import tvm
 import tvm_ffi
 from tvm import relax, te, tirx
 
+from hybridc.lowering.bounds import analyzer_for
 from hybridc.lowering.call import Call, Unsupported, as_dim, as_expression, shape_of
 from hybridc.lowering.value import Constant, Dim, Expression, Integers, Value
-
-MAX_SIZE = 10**9
-"""No dimension has as many elements; some exporters write this number for "to the end"."""
 
 HALF_TYPES = ("float16", "bfloat16")
 """Types whose sums are accumulated in float32."""
 
 
 def simplify(dim: Dim) -> Dim:
-    """A dimension in its simplest form: an int where it is constant.
-
-    Every variable in a dimension is a size: not negative, and below ``MAX_SIZE``.
-    """
+    """A dimension in its simplest form: an int where it is constant."""
     if isinstance(dim, int):
         return dim
-    return as_dim(_analyzer(dim).simplify(dim))
+    return as_dim(analyzer_for(dim).simplify(dim))
 
 
 def same_dim(left: Dim, right: Dim) -> bool:
@@ -47,14 +41,7 @@ def at_least(dim: Dim, bound: int) -> bool:
     """Whether a dimension can be proved to be ``bound`` or more."""
     if isinstance(dim, int):
         return dim >= bound
-    return bool(_analyzer(dim).can_prove(dim >= bound))
-
-
-def _analyzer(dim: Any) -> Any:
-    analyzer = tvm.sym.Analyzer()
-    for variable in variables(dim):
-        analyzer.bind(variable, tvm.ir.Range(0, MAX_SIZE))
-    return analyzer
+    return bool(analyzer_for(dim).can_prove(dim >= bound))
 
 
 def variables(dim: Dim) -> list[Any]:

@@ -39,6 +39,7 @@ class Interpolation:
     cubic: float = -0.75
     exclude_outside: bool = False
     extrapolation: float = 0.0
+    antialias: bool = False
 
     @property
     def extrapolates(self) -> bool:
@@ -49,6 +50,8 @@ class Interpolation:
         """Refuse attributes that do not exist."""
         if self.mode not in ("nearest", "linear", "bilinear", "cubic"):
             raise Unsupported(f"Resize with mode {self.mode!r}")
+        if self.antialias and self.mode == "nearest":
+            raise Unsupported("Resize with antialias and mode 'nearest'")
         if self.transformation not in TRANSFORMATIONS or self.nearest not in NEAREST:
             raise Unsupported(f"Resize with {self.transformation!r} and {self.nearest!r}")
 
@@ -178,10 +181,14 @@ def taps_of(how: Interpolation, axis: Axis, position: Any, by: Arithmetic) -> Ta
         taps = _linear(axis, x, by)
     if not how.extrapolates:
         return taps
-    last = by.number(axis.size) - by.number(1.0)
-    outside = (x < by.number(0.0)) | (x > last) if by is NUMPY else tirx.any(x < 0.0, x > last)
-    missing = by.integer(by.number(-1.0))
+    outside, missing = _beyond(x, axis, by), by.integer(by.number(-1.0))
     return Taps(tuple(by.select(outside, missing, place) for place in taps.places), taps.weights)
+
+
+def _beyond(x: Any, axis: Axis, by: Arithmetic) -> Any:
+    """Whether a coordinate is outside the input."""
+    last = by.number(axis.size) - by.number(1.0)
+    return (x < by.number(0.0)) | (x > last) if by is NUMPY else tirx.any(x < 0.0, x > last)
 
 
 def _inside(place: Any, axis: Axis, by: Arithmetic) -> Any:
@@ -245,3 +252,42 @@ def _cubic_weights(s: Any, a: Any, by: Arithmetic) -> list[Any]:
         ((a + two) * rest - (a + three)) * rest * rest + one,
         ((a * after - five * a) * after + eight * a) * after - four * a,
     ]
+
+
+def reach(how: Interpolation, scale: Any, by: Arithmetic) -> Any:
+    """How far the filter for antialiasing reaches, in whole input elements to either side."""
+    several = by.number(2.0 if how.mode == "cubic" else 1.0)
+    return by.ceil(several / by.smaller(by.number(scale), by.number(1.0)))
+
+
+def stretched_tap(
+    how: Interpolation, axis: Axis, position: Any, tap: Any, by: Arithmetic
+) -> tuple[Any, Any]:
+    """Place and weight, not normalized yet, of one of the ``2 * reach`` taps for antialiasing.
+
+    The filter is as wide as an output element, but not narrower than an input element.
+    """
+    x = by.number(position) if axis.unchanged(how) else original(how, axis, position, by)
+    one = by.number(1.0)
+    place = by.floor(x) - reach(how, axis.scale, by) + one + by.number(tap)
+    scale = by.smaller(by.number(axis.scale), one)
+    distance = by.larger(place - x, x - place) * scale
+    weight = _filter(how, distance, by)
+    whole = by.integer(place)
+    if how.exclude_outside:
+        weight = by.select(_outside(whole, axis.size, by), by.number(0.0), weight)
+    whole = _inside(whole, axis, by)
+    if how.extrapolates:
+        whole = by.select(_beyond(x, axis, by), by.integer(by.number(-1.0)), whole)
+    return whole, weight
+
+
+def _filter(how: Interpolation, distance: Any, by: Arithmetic) -> Any:
+    """Weight of a tap by its distance from the center, in units of the filter's width."""
+    zero, one, two = (by.number(float(n)) for n in range(3))
+    if how.mode != "cubic":
+        return by.larger(one - distance, zero)
+    a, s = by.number(how.cubic), distance
+    near = ((a + two) * s - (a + by.number(3.0))) * s * s + one
+    far = ((a * s - by.number(5.0) * a) * s + by.number(8.0) * a) * s - by.number(4.0) * a
+    return by.select(s <= one, near, by.select(s < two, far, zero))

@@ -17,15 +17,17 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx
 
-from hybridc.lowering.call import Call, Operator, Unsupported, as_expression
+from hybridc.lowering.call import Call, Operator, Unsupported, as_expression, shape_of
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
     Own,
+    cast,
     compute,
     derived_constant,
     emit_kernel,
     is_float,
     normalize_axes,
+    reduce_axis,
     simplify,
 )
 from hybridc.lowering.ops.coordinates import (
@@ -34,6 +36,8 @@ from hybridc.lowering.ops.coordinates import (
     Axis,
     Interpolation,
     Taps,
+    reach,
+    stretched_tap,
     taps_of,
 )
 from hybridc.lowering.ops.run_time_scales import (
@@ -47,8 +51,6 @@ from hybridc.lowering.value import Dim, Expression, Value
 
 def resize(call: Call) -> Value:
     """Resize by scales or to sizes (opset 11 and later)."""
-    if call.attribute("antialias", 0):
-        raise Unsupported("Resize with antialias")
     how = Interpolation(
         mode=call.attribute("mode", "nearest"),
         transformation=call.attribute("coordinate_transformation_mode", "half_pixel"),
@@ -56,6 +58,7 @@ def resize(call: Call) -> Value:
         cubic=float(call.attribute("cubic_coeff_a", -0.75)),
         exclude_outside=bool(call.attribute("exclude_outside", 0)),
         extrapolation=float(call.attribute("extrapolation_value", 0.0)),
+        antialias=bool(call.attribute("antialias", 0)),
     )
     axes = call.attribute("axes")
     chosen = normalize_axes(axes if axes is not None else range(call.rank(0)), call.rank(0))
@@ -163,8 +166,64 @@ def _interpolate(call: Call, how: Interpolation, axes: Sequence[Axis]) -> Value:
         return call.value(0)
     if how.mode != "nearest" and not is_float(call.dtype(0)):
         raise Unsupported(f"{how.mode} Resize of {call.dtype(0)}")
+    if how.antialias:
+        return _antialiased(call, how, {i: axes[i] for i in resized})
     plans = {i: _plan(call, how, axes[i], i) for i in resized}
     return _emit(call, how, [axis.output for axis in axes], plans)
+
+
+def _antialiased(call: Call, how: Interpolation, axes: dict[int, Axis]) -> Value:
+    """Interpolation with a filter of many taps."""
+    if not all(axis.known for axis in axes.values()):
+        raise Unsupported("Resize with antialias of symbolic dimensions by scales that are known")
+    plans = {}
+    for i, axis in axes.items():
+        taps = np.arange(2 * int(reach(how, axis.scale, NUMPY)), dtype=np.int64)
+        positions = np.arange(axis.output, dtype=np.int64)[:, None]
+        places, weights = stretched_tap(how, axis, positions, taps, NUMPY)
+        weights = weights / weights.sum(1, keepdims=True, dtype=np.float32)
+        plans[i] = [
+            call.materialize(derived_constant(call, f"places{i}", places.astype(np.int32))),
+            call.materialize(derived_constant(call, f"weights{i}", weights.astype(np.float32))),
+        ]
+    return _filter_axes(call, how, plans)
+
+
+def _filter_axes(call: Call, how: Interpolation, plans: dict[int, list[Expression]]) -> Expression:
+    """Weighted sums along one axis after the other, by tables of places and weights."""
+    dtype = call.dtype(0)
+    data = cast(call, call.tensor(0), "float32" if dtype in HALF_TYPES else dtype)
+    for axis, tables_of_axis in plans.items():
+        data = _filtered(call, how, data, axis, tables_of_axis)
+    return cast(call, data, dtype)
+
+
+def _filtered(
+    call: Call, how: Interpolation, data: Expression, axis: int, tables: Sequence[Expression]
+) -> Expression:
+    """Weighted sums along one axis."""
+    outputs = shape_of(tables[0])[0]
+    shape = [*shape_of(data)[:axis], outputs, *shape_of(data)[axis + 1 :]]
+
+    def kernel(own: Own, data: te.Tensor, places: te.Tensor, weights: te.Tensor) -> te.Tensor:
+        tap = reduce_axis(places.shape[1], "tap")
+
+        def term(*index: Any) -> Any:
+            place = tirx.max(places(index[axis], tap), tirx.const(0, "int32"))
+            item = data(*index[:axis], place, *index[axis + 1 :])
+            return te.sum(item * weights(index[axis], tap).astype(data.dtype), axis=tap)
+
+        total = compute(map(own, shape), term, "filtered")
+        if not how.extrapolates:
+            return total
+        filler = tirx.const(how.extrapolation, data.dtype)
+
+        def element(*index: Any) -> Any:
+            return tirx.Select(places(index[axis], 0) < 0, filler, total(*index))
+
+        return compute(map(own, shape), element, "extrapolated")
+
+    return emit_kernel(call, kernel, data, *tables, name="resize")
 
 
 def _resize_by_data(
@@ -182,12 +241,13 @@ def _resize_by_data(
     else:
         outputs = sizes_by_scales(call, sizes, scales)
     region = as_vector(call, 1) if how.extrapolates else None
-    plans = {}
+    plans: dict[int, list[Any]] = {}
     for place, (axis, output) in enumerate(zip(chosen, outputs, strict=True)):
         extent, shape[axis] = (shape[axis], output), output
-        rows = tables(call, how, extent, (place, len(chosen)), scales, region)
-        plans[axis] = _Plan(tables=list(rows))
-    return _emit(call, how, shape, plans)
+        plans[axis] = tables(call, how, extent, (place, len(chosen)), scales, region)
+    if how.antialias:
+        return _filter_axes(call, how, plans)
+    return _emit(call, how, shape, {axis: _Plan(tables=rows) for axis, rows in plans.items()})
 
 
 def _emit(call: Call, how: Interpolation, shape: Sequence[Dim], plans: dict[int, _Plan]) -> Value:

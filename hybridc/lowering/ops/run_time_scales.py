@@ -6,14 +6,21 @@ taps and weights that :mod:`hybridc.lowering.ops.resize` reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import te, tirx
+from tvm import relax, te, tirx
 
 from hybridc.lowering.call import Call, Unsupported, as_expression, dtype_of
-from hybridc.lowering.ops.common import Own, cast, compute, emit_kernel
-from hybridc.lowering.ops.coordinates import TIRX, Axis, Interpolation, taps_of
+from hybridc.lowering.ops.common import Own, cast, compute, emit_kernel, reduce_axis
+from hybridc.lowering.ops.coordinates import (
+    TIRX,
+    Axis,
+    Interpolation,
+    reach,
+    stretched_tap,
+    taps_of,
+)
 from hybridc.lowering.ops.loops import Array, emit_program, equals, local
 from hybridc.lowering.runtime_sizes import known_length, resolve
 from hybridc.lowering.value import Dim, Expression
@@ -87,25 +94,68 @@ def tables(
     index, count = place
     operands = [cast(call, scales, "float32")]
     operands += [] if region is None else [cast(call, region, "float32")]
-    several = {"nearest": 1, "cubic": 4}.get(how.mode, 2)
 
-    def kernel(own: Own, weights: bool, scales: te.Tensor, *regions: te.Tensor) -> te.Tensor:
+    def axis_of(own: Own, scales: te.Tensor, *regions: te.Tensor) -> Axis:
         bounds = (tirx.const(0.0, "float32"), tirx.const(1.0, "float32"))
         if regions:
             bounds = (regions[0](index), regions[0](index + count))
-        axis = Axis(own(extent[0]), own(extent[1]), scales(index), bounds)
-        dtype = "float32" if weights else "int32"
+        return Axis(own(extent[0]), own(extent[1]), scales(index), bounds)
 
-        def element(position: Any, tap: Any) -> Any:
-            taps = taps_of(how, axis, position, TIRX)
-            return _chosen(tap, (taps.weights or ()) if weights else taps.places).astype(dtype)
-
-        return compute([own(extent[1]), several], element, "taps")
+    if how.antialias:
+        return _stretched_tables(call, how, axis_of, extent[1], index, operands)
+    several = {"nearest": 1, "cubic": 4}.get(how.mode, 2)
 
     def table(weights: bool) -> Expression:
-        return emit_kernel(call, lambda own, *a: kernel(own, weights, *a), *operands, name="taps")
+        def kernel(own: Own, *arrays: te.Tensor) -> te.Tensor:
+            axis = axis_of(own, *arrays)
+
+            def element(position: Any, tap: Any) -> Any:
+                taps = taps_of(how, axis, position, TIRX)
+                item = _chosen(tap, (taps.weights or ()) if weights else taps.places)
+                return item.astype("float32" if weights else "int32")
+
+            return compute([own(extent[1]), several], element, "taps")
+
+        return emit_kernel(call, kernel, *operands, name="taps")
 
     return [table(False)] if how.mode == "nearest" else [table(False), table(True)]
+
+
+def _stretched_tables(
+    call: Call,
+    how: Interpolation,
+    axis_of: Callable[..., Axis],
+    output: Dim,
+    index: int,
+    operands: Sequence[Expression],
+) -> list[Expression]:
+    """The tables for antialiasing; how many taps there are is known only when the model runs."""
+
+    def program(_own: Own, scales: Array, result: Array) -> None:
+        result[0] = reach(how, scales[index], TIRX).astype("int64") * 2
+
+    (count,) = resolve(call, 1, program, operands[0], name="taps")
+
+    def places(own: Own, size: te.Tensor, *arrays: te.Tensor) -> te.Tensor:
+        def element(position: Any, tap: Any) -> Any:
+            place, _ = stretched_tap(how, axis_of(own, *arrays), position, tap, TIRX)
+            return place.astype("int32")
+
+        return compute([own(output), size.shape[0]], element, "places")
+
+    def weights(own: Own, size: te.Tensor, *arrays: te.Tensor) -> te.Tensor:
+        shape = [own(output), size.shape[0]]
+
+        def element(position: Any, tap: Any) -> Any:
+            return stretched_tap(how, axis_of(own, *arrays), position, tap, TIRX)[1]
+
+        raw, step = compute(shape, element, "raw"), reduce_axis(shape[1], "step")
+        total = compute(shape[:1], lambda position: te.sum(raw(position, step), step), "total")
+        return compute(shape, lambda p, tap: raw(p, tap) / total(p), "weights")
+
+    # The kernels learn the number of taps from a tensor of that length.
+    size = call.emit(relax.op.zeros(relax.ShapeExpr([count]), "int8"))
+    return [emit_kernel(call, k, size, *operands, name="taps") for k in (places, weights)]
 
 
 def _chosen(which: Any, items: Sequence[Any]) -> Any:

@@ -1,0 +1,85 @@
+"""Loaded parts: what the executor calls, one class for each way in which a part runs.
+
+A part is loaded once. ``start`` makes what one executor calls: a function that takes the part's
+inputs and gives its outputs, and that serves one call at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import tvm_ffi
+
+from hybridc.bundle.manifest import Manifest, PartSpec
+from hybridc.errors import BundleError
+from hybridc.runtime.library import load_library
+
+_CPU = 1
+"""DLPack's device type of the host."""
+
+_POOLED = 2
+"""TVM's allocator that keeps freed memory for the next call."""
+
+SESSION_KIND = "onnxruntime"
+
+Function = Callable[..., Sequence[Any]]
+
+
+class LoadedPart(Protocol):
+    """A part's code with its weights; shared by all executors."""
+
+    @property
+    def spec(self) -> PartSpec:
+        """Its description."""
+
+    def start(self) -> tuple[Function, tuple[Any, ...]]:
+        """A function, and what it takes behind the part's inputs."""
+
+
+@dataclass(frozen=True)
+class CompiledPart:
+    """A part compiled by TVM.
+
+    Attributes:
+        spec: Its description.
+        library: The loaded module.
+        weights: A ``tvm_ffi.Array`` of tensors over the mapped weights.
+    """
+
+    spec: PartSpec
+    library: Any
+    weights: Any
+
+    def start(self) -> tuple[Function, tuple[Any, ...]]:
+        """A virtual machine of its own, since it keeps its frames."""
+        machine = self.library["vm_load_executable"]()
+        machine["vm_initialization"](_CPU, 0, _POOLED)
+        return machine["main"], (self.weights,)
+
+
+def load_part(
+    manifest: Manifest, spec: PartSpec, code: bytes, weights: Mapping[str, Any], threads: int = 1
+) -> LoadedPart:
+    """Load a part out of the bytes of its library.
+
+    Args:
+        manifest: The bundle's description.
+        spec: The part's.
+        code: The library, or the model for ONNX Runtime.
+        weights: Tensors by name.
+        threads: Threads for a part that has its own.
+
+    Raises:
+        BundleError: A weight is missing, or the code cannot be read.
+    """
+    if manifest.device(spec.device).kind == SESSION_KIND:
+        from hybridc.runtime.session import load_session
+
+        return load_session(spec, code, threads)
+    missing = [name for name in spec.weights if name not in weights]
+    if missing:
+        raise BundleError(f"the bundle lacks the weights {missing} of {spec.name}")
+    library = load_library(spec.library, code)
+    return CompiledPart(spec, library, tvm_ffi.Array([weights[name] for name in spec.weights]))

@@ -1,0 +1,61 @@
+"""Parts that ONNX Runtime runs: an ONNX model in the bundle, and a session over it.
+
+Tensors of numbers go in and out without a copy where both sides allow it. Strings, sequences and
+maps are passed on as the Python values that ONNX Runtime takes and gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hybridc.bundle.manifest import PartSpec
+from hybridc.errors import BundleError
+from hybridc.runtime.tensors import to_array, to_tensor
+
+
+@dataclass(frozen=True)
+class SessionPart:
+    """A part that ONNX Runtime runs.
+
+    Attributes:
+        spec: Its description.
+        session: The ``onnxruntime.InferenceSession``; it serves several threads.
+    """
+
+    spec: PartSpec
+    session: Any
+
+    def start(self) -> tuple[Callable[..., Sequence[Any]], tuple[Any, ...]]:
+        """The session itself."""
+        return self._run, ()
+
+    def _run(self, *values: Any) -> list[Any]:
+        feeds = dict(zip(self.spec.inputs, map(to_array, values), strict=True))
+        return [_from_session(value) for value in self.session.run(list(self.spec.outputs), feeds)]
+
+
+def load_session(spec: PartSpec, model: bytes, threads: int) -> SessionPart:
+    """A session over the model of a part.
+
+    Raises:
+        BundleError: ONNX Runtime cannot load the model.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no base but Exception
+        raise BundleError(f"ONNX Runtime cannot load {spec.name}: {error}") from error
+    return SessionPart(spec, session)
+
+
+def _from_session(value: Any) -> Any:
+    numeric = isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+    return to_tensor(value) if numeric else value
