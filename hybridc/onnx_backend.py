@@ -8,7 +8,7 @@ Models go through the compiler and the loader in this process; only the bundle's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,9 +18,9 @@ from onnx.backend.base import Backend, BackendRep
 
 from hybridc.compiler import Options, build, load_built
 from hybridc.errors import UnsupportedError
+from hybridc.frontend.border import forget_maps
 from hybridc.frontend.read import source_of
-from hybridc.frontend.shapes import Request, model_inputs
-from hybridc.runtime.loader import Model
+from hybridc.frontend.shapes import model_inputs
 from hybridc.targets.registry import parse_targets
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -30,57 +30,68 @@ MAX_BOUND = 64
 
 
 class CompiledModel(BackendRep):  # type: ignore[misc]
-    """A compiled model that takes and gives arrays by position.
+    """A compiled model that takes and gives values by position.
 
-    A model that needs the values of some inputs at compile time (axes, say) is compiled when they
-    are first seen, with all its small integer inputs bound to them.
+    What a compile needs and the model does not say is taken from the inputs when they are first
+    seen, and again when it changes: dynamic dimensions, and where some inputs must be known at
+    compile time (axes, say), the values of all its small integer inputs.
     """
 
     def __init__(self, proto: onnx.ModelProto, target: str, fallback: bool) -> None:
         self._proto = proto
         self._target = target
         self._fallback = fallback
-        self._names = [str(value.name) for value in model_inputs(ir.from_proto(proto))]
-        self._bound: dict[str, Array] = {}
-        try:
-            self.model = self._compile()
-        except UnsupportedError as refusal:
-            if "at compile time" not in str(refusal):
-                raise
-            self._bound = {name: np.empty(0) for name in self._names}
+        self._inputs = model_inputs(ir.from_proto(_without_maps(proto)))
+        self._binds = False
+        self._key: Any = None
+        if all(_is_known(value) for value in self._inputs):
+            self._compile({})
 
-    def _compile(self) -> Model:
-        source = source_of(self._proto)
-        inputs = [v for v in model_inputs(source.model) if v.name not in self._bound]
-        shapes = {str(v.name): _request(v) for v in inputs if isinstance(v.type, ir.TensorType)}
+    def _compile(self, arrays: Mapping[str, Any]) -> None:
+        """Compile for inputs like ``arrays``, unless that is done already.
+
+        Raises:
+            UnsupportedError: The model cannot be compiled, whatever the inputs.
+        """
+        shapes = {
+            str(value.name): np.shape(arrays[str(value.name)])
+            for value in self._inputs
+            if not _is_known(value)
+        }
+        bound = {n: x for n, x in arrays.items() if _may_be_size(x)} if self._binds else {}
+        key = (shapes, {name: (x.tolist(), x.dtype) for name, x in bound.items()})
+        if key == self._key:
+            return
         options = Options(
-            parse_targets([self._target]), shapes, self._bound, fallback=self._fallback
+            parse_targets([self._target]),
+            {name: shape for name, shape in shapes.items() if name not in bound},
+            bound,
+            fallback=self._fallback,
         )
-        built, _notes = build(source, options)
-        return load_built(built)
+        try:
+            built, _notes = build(source_of(self._proto), options)
+        except UnsupportedError as refusal:
+            if self._binds or "at compile time" not in str(refusal):
+                raise
+            self._binds = True
+            return
+        self.model = load_built(built)
+        self._key = key
 
-    def run(self, inputs: Any, **_options: Any) -> list[np.ndarray[Any, Any]]:
+    def run(self, inputs: Any, **_options: Any) -> list[Any]:
         """Outputs in the model's order.
 
         Args:
             inputs: One value per input, in the model's order: an array, or what
                 :meth:`hybridc.runtime.loader.Model.run` takes for what is no tensor.
         """
-        arrays = {name: _plain(value) for name, value in zip(self._names, inputs, strict=True)}
-        if self._bound:
-            self._bind(arrays)
-        outputs = self.model.run({n: x for n, x in arrays.items() if n not in self._bound})
+        names = [str(value.name) for value in self._inputs]
+        arrays = {name: _plain(value) for name, value in zip(names, inputs, strict=True)}
+        self._compile(arrays)
+        if self._key is None:  # the first try has found out that values must be bound
+            self._compile(arrays)
+        outputs = self.model.run({spec.name: arrays[spec.name] for spec in self.model.inputs})
         return [outputs[spec.name] for spec in self.model.outputs]
-
-    def _bind(self, arrays: dict[str, Array]) -> None:
-        """Compile for these values of the small integer inputs, unless that is done already."""
-        wanted = {name: array for name, array in arrays.items() if _may_be_size(array)}
-        same = wanted.keys() == self._bound.keys() and all(
-            np.array_equal(wanted[name], self._bound[name]) for name in wanted
-        )
-        if not same:
-            self._bound = wanted
-            self.model = self._compile()
 
 
 class HybridcBackend(Backend):  # type: ignore[misc]
@@ -95,7 +106,7 @@ class HybridcBackend(Backend):  # type: ignore[misc]
         fallback: bool = True,
         **_options: Any,
     ) -> CompiledModel:
-        """Compile a model; dynamic dimensions are set to 1.
+        """Compile a model; what it leaves open is decided by the first inputs.
 
         With ``fallback``, ONNX Runtime runs the nodes that the target does not compile.
         """
@@ -126,10 +137,18 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, list | dict) else np.asarray(value)
 
 
-def _request(value: ir.Value) -> tuple[Request, ...]:
-    """The shape of an input as the model has it; unknown dimensions are 1."""
-    dims = [] if value.shape is None else list(value.shape)
-    return tuple(dim if isinstance(dim, int) and dim >= 0 else 1 for dim in dims)
+def _is_known(value: ir.Value) -> bool:
+    """Whether an input has a shape of numbers, or needs none; a zero may stand for anything."""
+    if not isinstance(value.type, ir.TensorType):
+        return True
+    return value.shape is not None and all(isinstance(d, int) and d > 0 for d in value.shape)
+
+
+def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    forget_maps(copy)
+    return copy
 
 
 prepare = HybridcBackend.prepare

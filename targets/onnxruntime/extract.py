@@ -49,7 +49,7 @@ def extract(section: Section) -> Extracted:
 def _model(section: Section) -> onnx.ModelProto:
     constants = dict.fromkeys(_constants(section))
     graph = onnx.helper.make_graph(
-        [ir.to_proto(node) for node in section.nodes],
+        [_node(node) for node in section.nodes],
         "part",
         [ir.to_proto(value) for value in section.inputs],
         [onnx.ValueInfoProto(name=str(value.name)) for value in section.outputs],
@@ -59,21 +59,38 @@ def _model(section: Section) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
 
+def _node(node: ir.Node) -> onnx.NodeProto:
+    """A node without the types inside its subgraphs: those of sequences come out wrong there."""
+    proto: onnx.NodeProto = ir.to_proto(node)
+    for graph in _subgraphs(proto):
+        del graph.value_info[:]
+    return proto
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            yield graph
+            for inner in graph.node:
+                yield from _subgraphs(inner)
+
+
 def _constants(section: Section) -> Iterator[ir.Value]:
-    """Weights that the nodes read or that are given out as they are."""
+    """Weights that the nodes read or that are given out as they are.
+
+    Those that belong to a subgraph are written with it.
+    """
     for node in section.nodes:
-        yield from (value for value in read_values(node) if _is_constant(value))
-    yield from (value for value in section.outputs if _is_constant(value))
-
-
-def _is_constant(value: ir.Value) -> bool:
-    return value.const_value is not None and value.is_initializer()
+        for value in read_values(node):
+            if value.is_initializer() and value.graph is node.graph:
+                yield value
+    yield from (value for value in section.outputs if value.is_initializer())
 
 
 def _tensor(value: ir.Value) -> onnx.TensorProto:
+    assert value.const_value is not None
     proto: onnx.TensorProto = ir.to_proto(value.const_value)
     if proto.data_location == onnx.TensorProto.EXTERNAL:
-        assert value.const_value is not None
         proto = onnx.numpy_helper.from_array(value.const_value.numpy())
     proto.name = str(value.name)
     return proto

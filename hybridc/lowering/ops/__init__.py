@@ -43,6 +43,7 @@ FAMILIES = (
     "microsoft",
     "ml",
     "movement",
+    "ngrams",
     "normalization",
     "pooling",
     "quantization",

@@ -229,10 +229,8 @@ def identity(call: Call) -> Value:
     return call.value(0)
 
 
-def dropout(call: Call) -> tuple[Value, ...]:
-    """The input itself and, if asked for, a mask of ones: this is inference."""
-    if call.has(2) and bool(call.constant(2, "training_mode").item()):
-        raise Unsupported("Dropout in training mode")
+def dropout_attribute(call: Call) -> tuple[Value, ...]:
+    """The input itself and, if asked for, a mask of ones: this is inference (opset 7)."""
     if len(call.node.outputs) == 1:
         return (call.value(0),)
     dtype = "bool" if call.opset >= 10 else call.dtype(0)
@@ -303,7 +301,7 @@ _FUNCTIONS = (
     Operator("Cast", cast_to),
     Operator("CastLike", cast_like),
     Operator("Identity", identity),
-    Operator("Dropout", dropout),
+    Operator("Dropout", dropout_attribute),
     Operator("Clip", clip_attributes),
     Operator("Clip", clip, since=11),
 )

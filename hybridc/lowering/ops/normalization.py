@@ -32,7 +32,7 @@ from hybridc.lowering.value import Constant, Expression, Value
 def batch_normalization(call: Call) -> Expression:
     """Normalization by given statistics; constant ones become one factor and one summand."""
     if call.attribute("training_mode", 0) or len(call.node.outputs) > 1:
-        raise Unsupported("BatchNormalization in training mode")
+        raise Unsupported("BatchNormalization in training mode before opset 14")
     if not call.attribute("spatial", 1):
         raise Unsupported("BatchNormalization with spatial=0")
     epsilon = float(call.attribute("epsilon", 1e-5))
@@ -51,6 +51,43 @@ def batch_normalization(call: Call) -> Expression:
 
     operands = (call.value(0), scale, bias, mean, variance)
     return map_elements(call, function, *operands, dtype=dtype, name="batch_norm")
+
+
+def batch_normalization_14(call: Call) -> Value:
+    """The same, or in training mode by statistics of the data, which move the given ones."""
+    if not call.attribute("training_mode", 0):
+        return batch_normalization(call)
+    rank, dtype = call.rank(0), call.dtype(0)
+    if rank < 2:
+        raise Unsupported("BatchNormalization in training mode of a vector")
+    axes = [0, *range(2, rank)]
+    deviations, mean = centered(call, cast(call, call.tensor(0), _wide(dtype)), axes)
+    variance = _mean_square(call, deviations, axes)
+    epsilon, momentum = (
+        float(call.attribute(name, default))
+        for name, default in (("epsilon", 1e-5), ("momentum", 0.9))
+    )
+
+    def result(x: Any, v: Any, s: Any, b: Any) -> Any:
+        s, b = s.astype(element_type(x)), b.astype(element_type(x))
+        return x / tirx.sqrt(v + number(epsilon, v)) * s + b
+
+    def moved(old: Any, new: Any) -> Any:
+        work = element_type(new)
+        old = old.astype(work) * tirx.const(momentum, work)
+        return old + new * tirx.const(1 - momentum, work)
+
+    scale, bias = (per_channel(call, call.value(i), rank) for i in (1, 2))
+    normalized = map_elements(
+        call, result, deviations, variance, scale, bias, dtype=dtype, name="batch_norm"
+    )
+    running = [
+        map_elements(
+            call, moved, call.value(i), reshape(call, new, call.shape(i)), dtype=call.dtype(i)
+        )
+        for i, new in ((3, mean), (4, variance))
+    ]
+    return (normalized, *running)
 
 
 def _folded(
@@ -79,13 +116,17 @@ def inverse_deviation(
     call: Call, deviations: Expression, axes: Sequence[int], epsilon: float
 ) -> Expression:
     """``1 / sqrt(mean of squares + epsilon)`` over ``axes``, which stay as ones."""
-    squares = call.emit(relax.op.multiply(deviations, deviations))
-    variance = call.emit(relax.op.mean(squares, axis=list(axes), keepdims=True))
+    variance = _mean_square(call, deviations, axes)
 
     def function(x: Any) -> Any:
         return number(1, x) / tirx.sqrt(x + number(epsilon, x))
 
     return map_elements(call, function, variance, name="inverse_deviation")
+
+
+def _mean_square(call: Call, data: Expression, axes: Sequence[int]) -> Expression:
+    squares = call.emit(relax.op.multiply(data, data))
+    return call.emit(relax.op.mean(squares, axis=list(axes), keepdims=True))
 
 
 def standardized(
@@ -177,8 +218,7 @@ def mean_variance_normalization(call: Call) -> Expression:
     dtype = call.dtype(0)
     axes = normalize_axes(call.attribute("axes") or [0, 2, 3], call.rank(0))
     deviations, _ = centered(call, cast(call, call.tensor(0), _wide(dtype)), axes)
-    squares = call.emit(relax.op.multiply(deviations, deviations))
-    variance = call.emit(relax.op.mean(squares, axis=axes, keepdims=True))
+    variance = _mean_square(call, deviations, axes)
 
     def function(x: Any, v: Any) -> Any:
         return x / (tirx.sqrt(v) + number(1e-9, v))
@@ -250,6 +290,7 @@ def _power(base: Any, exponent: float) -> Any:
 
 OPERATORS: tuple[Operator, ...] = (
     Operator("BatchNormalization", batch_normalization),
+    Operator("BatchNormalization", batch_normalization_14, since=14),
     Operator("InstanceNormalization", instance_normalization),
     Operator("LayerNormalization", layer_normalization),
     Operator("GroupNormalization", group_normalization_18),

@@ -15,11 +15,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import te, tirx, topi
 
 from hybridc.lowering.call import Call, Converter, Operator, Unsupported
-from hybridc.lowering.ops.common import Own, cast, compute, dtype_name, emit_kernel, is_float
-from hybridc.lowering.value import Dim, Expression
+from hybridc.lowering.ops.common import (
+    Own,
+    cast,
+    compute,
+    dtype_name,
+    emit_kernel,
+    is_float,
+    map_elements,
+    reshape,
+)
+from hybridc.lowering.ops.elementwise import dropout_attribute
+from hybridc.lowering.value import Constant, Dim, Expression, Value
 
 _STEP = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -158,6 +169,52 @@ def bernoulli(call: Call) -> Expression:
     return call.emit_te(kernel, call.tensor(0), primfunc_name_hint="bernoulli")
 
 
+def dropout(call: Call) -> tuple[Value, ...]:
+    """Without training the input and a mask of ones; else some elements are zero (opset 12).
+
+    In training an element stays with a probability of ``1 - ratio``, divided by that.
+    """
+    if not call.has(2) or not _may_train(call):
+        return dropout_attribute(call)
+    stream, dtype = stream_of(call), call.dtype(0)
+    ratio = call.value(1) if call.has(1) else Constant("ratio", np.array(0.5, np.float32))
+    switches = [call.tensor(2), call.materialize(ratio)]
+    rank = call.rank(0)
+
+    def kernel(data: te.Tensor, training: te.Tensor, ratio: te.Tensor) -> te.Tensor:
+        def element(*index: Any) -> Any:
+            chance = stream.uniform(_position(index, data.shape), "float32")
+            dropped = chance < _only(ratio).astype("float32")
+            return tirx.Not(tirx.all(_only(training), dropped))
+
+        return compute(data.shape, element, "kept")
+
+    kept = call.emit_te(kernel, call.tensor(0), *switches, primfunc_name_hint="dropout")
+    work = "float64" if dtype == "float64" else "float32"
+
+    def function(x: Any, stays: Any, trains: Any, share: Any) -> Any:
+        one, zero = tirx.const(1, work), tirx.const(0, work)
+        scaled = x.astype(work) / (one - share.astype(work))
+        return tirx.Select(trains, tirx.Select(stays, scaled, zero), x.astype(work))
+
+    flags = [reshape(call, switch, (1,) * rank) for switch in switches]
+    result = map_elements(call, function, call.value(0), kept, *flags, dtype=dtype, name="dropout")
+    return result, kept
+
+
+def _may_train(call: Call) -> bool:
+    if not call.is_known(2):
+        return True
+    if call.has(1) and call.is_known(1) and float(call.constant(1, "the ratio").item()) == 0:
+        return False
+    return bool(call.constant(2, "training_mode").item())
+
+
+def _only(tensor: te.Tensor) -> Any:
+    """The element of a tensor that has one."""
+    return tensor(*(0 for _ in tensor.shape))
+
+
 def multinomial(call: Call) -> Expression:
     """Classes drawn with the unnormalized log-probabilities that the input gives.
 
@@ -190,5 +247,6 @@ OPERATORS: tuple[Operator, ...] = (
     Operator("RandomNormalLike", like(_normal)),
     Operator("RandomUniformLike", like(_uniform)),
     Operator("Bernoulli", bernoulli, since=15),
+    Operator("Dropout", dropout, since=12),
     Operator("Multinomial", multinomial),
 )
