@@ -28,7 +28,7 @@ from hybridc.frontend.bind import bind_inputs
 from hybridc.frontend.read import Source, read_model
 from hybridc.frontend.shapes import Request, model_inputs, specialize
 from hybridc.lowering.ops import default_table
-from hybridc.packaging import Built, BuiltPart, WeightPool, describe, write_bundle
+from hybridc.packaging import Built, BuiltPart, WeightPool, describe, part_files, write_bundle
 from hybridc.passes.pipeline import run_passes
 from hybridc.placement.fallback import Placed, place_and_lower
 from hybridc.placement.pin import Pin
@@ -36,7 +36,7 @@ from hybridc.reference import Sample, run_reference
 from hybridc.runtime.arrays import make_inputs, read_arrays
 from hybridc.runtime.loader import Model
 from hybridc.runtime.machine import why_not
-from hybridc.runtime.parts import load_part
+from hybridc.runtime.parts import SESSION_KIND, load_part
 from hybridc.runtime.tensors import to_tensor
 from hybridc.targets.protocol import Device
 from hybridc.targets.registry import find_target
@@ -182,10 +182,8 @@ def load_built(built: Built) -> Model:
     """Load a model that was compiled in memory, in this process, without writing a bundle."""
     manifest = describe(built)
     weights = {name: to_tensor(array) for name, array in built.weights.items()}
-    parts = [
-        load_part(manifest, spec, item.artifact.library, weights)
-        for spec, item in zip(manifest.parts, built.parts, strict=True)
-    ]
+    files = part_files(built, manifest)
+    parts = [load_part(manifest, spec, files.__getitem__, weights) for spec in manifest.parts]
     return Model(manifest, parts)
 
 
@@ -193,13 +191,16 @@ def _samples(model: Path, built: Built, manifest: Manifest, options: Options) ->
     """Reference results for the samples given, or for seeded ones at the ends of the ranges."""
     if not options.verify or _incomparable(manifest):
         return
+    operators = [d.specification for d in options.devices if d.kind == SESSION_KIND]
+    operators = list(filter(None, operators))
     if options.samples:
         for path in options.samples:
-            yield run_reference(model, read_arrays(path, manifest.inputs), built.bound)
+            yield run_reference(model, read_arrays(path, manifest.inputs), built.bound, operators)
         return
     ends = [{name: bounds[end] for name, bounds in manifest.dimensions.items()} for end in (0, 1)]
     for seed, sizes in enumerate(ends if manifest.dimensions else ends[:1]):
-        yield run_reference(model, make_inputs(manifest.inputs, sizes, seed), built.bound)
+        inputs = make_inputs(manifest.inputs, sizes, seed)
+        yield run_reference(model, inputs, built.bound, operators)
 
 
 def _check(

@@ -156,6 +156,7 @@ def _part_spec(item: BuiltPart) -> PartSpec:
         weights=item.weights,
         nodes=tuple(str(node.name) for node in part.nodes),
         memory_bytes=item.artifact.memory_bytes,
+        companions=tuple(f"parts/{name}" for name in item.artifact.companions),
     )
 
 
@@ -164,13 +165,22 @@ def _runtime_names(architecture: str, parts: Sequence[BuiltPart]) -> tuple[str, 
     return tuple(f"lib/{architecture}/lib{stem}.so" for stem in stems)
 
 
+def part_files(built: Built, manifest: Manifest) -> dict[str, bytes]:
+    """The parts' libraries by their path in the bundle."""
+    files: dict[str, bytes] = {}
+    for item, spec in zip(built.parts, manifest.parts, strict=True):
+        files[spec.library] = item.artifact.library
+        files.update(zip(spec.companions, item.artifact.companions.values(), strict=True))
+    return files
+
+
 def write_bundle(
     folder: Path, built: Built, manifest: Manifest, samples: Sequence[Sample]
 ) -> Manifest:
     """Write all files of a bundle into a folder; returns the manifest as written."""
     writer = BundleWriter(folder)
-    for item, spec in zip(built.parts, manifest.parts, strict=True):
-        writer.put(spec.library, [item.artifact.library])
+    for name, data in part_files(built, manifest).items():
+        writer.put(name, [data])
     writer.put(WEIGHTS, encode(built.weights))
     _write_runtime(writer, manifest, built.placed.plan)
     for name in ("LICENSE", "NOTICE"):

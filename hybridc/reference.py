@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,12 @@ class Sample:
     reference: str
 
 
-def run_reference(path: Path, inputs: Mapping[str, Array], bound: Mapping[str, Array]) -> Sample:
+def run_reference(
+    path: Path,
+    inputs: Mapping[str, Array],
+    bound: Mapping[str, Array],
+    operators: Sequence[str] = (),
+) -> Sample:
     """The original model's outputs, from ONNX Runtime, or from ONNX's own evaluator where ONNX
     Runtime cannot run the model.
 
@@ -37,12 +42,13 @@ def run_reference(path: Path, inputs: Mapping[str, Array], bound: Mapping[str, A
         path: The model.
         inputs: The bundle's inputs.
         bound: Inputs of the model that the bundle does not have, since they are bound to a value.
+        operators: Paths of libraries with custom operators.
 
     Raises:
         ModelError: Neither can run it; the message has both reasons.
     """
     try:
-        return Sample(inputs, *_run_onnxruntime(path, {**inputs, **bound}))
+        return Sample(inputs, *_run_onnxruntime(path, {**inputs, **bound}, operators))
     except Exception as error:  # its exceptions share no base but Exception
         first = _first_line(error)
     try:
@@ -54,12 +60,16 @@ def run_reference(path: Path, inputs: Mapping[str, Array], bound: Mapping[str, A
         ) from error
 
 
-def _run_onnxruntime(path: Path, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], str]:
+def _run_onnxruntime(
+    path: Path, inputs: Mapping[str, Array], operators: Sequence[str]
+) -> tuple[dict[str, Array], str]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1  # the same sums in the same order on every machine
+    for library in operators:
+        options.register_custom_ops_library(library)
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     results = session.run(names, dict(inputs))

@@ -78,6 +78,7 @@ class Artifact:
         runtime: Stems of the runtime's libraries that it needs.
         weights: The weights by name, in the order in which the library takes them.
         suffix: How the library's file name ends.
+        companions: Other libraries that it needs, by file name.
     """
 
     library: bytes
@@ -85,6 +86,7 @@ class Artifact:
     runtime: tuple[str, ...] = ()
     weights: Mapping[str, Array] = field(default_factory=dict)
     suffix: str = ".so"
+    companions: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

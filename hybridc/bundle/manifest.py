@@ -107,6 +107,7 @@ class PartSpec:
         weights: Names of its weights in the weights file, in order.
         nodes: ONNX names of the nodes it runs.
         memory_bytes: Planned peak of its intermediate tensors.
+        companions: Paths of other libraries that its library needs.
     """
 
     name: str
@@ -117,6 +118,7 @@ class PartSpec:
     weights: tuple[str, ...]
     nodes: tuple[str, ...]
     memory_bytes: int = 0
+    companions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,6 @@ def _loose_ends(manifest: Manifest) -> Iterator[str]:
 
 def _used_files(manifest: Manifest) -> Iterator[str]:
     yield manifest.weights
-    yield from (part.library for part in manifest.parts)
+    yield from (name for part in manifest.parts for name in (part.library, *part.companions))
     yield from (name for names in manifest.runtime.values() for name in names)
     yield from (name for sample in manifest.samples for name in (sample.inputs, sample.outputs))

@@ -107,6 +107,9 @@ def _parse(file: Path) -> onnx.ModelProto:
         ) from error
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    if proto.HasField("graph") and 0 < proto.ir_version < 3 and not proto.opset_import:
+        proto.ir_version = 3  # from here on opsets are stated; there was only one before
+        proto.opset_import.add(version=1)
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(f"{file} is not an ONNX model, or it is cut off: it holds no graph")
     return proto
@@ -178,11 +181,28 @@ def _check_opset(proto: onnx.ModelProto, file: Path) -> None:
 
 def _check_valid(model: onnx.ModelProto | str, file: Path) -> None:
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(model if isinstance(model, str) else _without_external(model))
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
         raise ModelError(f"{file} is not a valid ONNX model: {reason}") from error
+
+
+def _without_external(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model itself, or a copy without external data: the checker would look for it in the
+    working folder, and :func:`_external_files` has looked where it is.
+    """
+    external = onnx.TensorProto.EXTERNAL
+    if all(tensor.data_location != external for tensor in _tensors(model.graph)):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in _tensors(copy.graph):
+        if tensor.data_location == external:
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+            tensor.dims[:] = [0]
+    return copy
 
 
 def _checksum(files: list[Path]) -> str:

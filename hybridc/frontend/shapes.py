@@ -66,14 +66,13 @@ def _parse_dim(text: str, option: str) -> Request:
         )
     wanted = Range(int(match[1]), int(match[2]), int(match[3] or 1))
     if (wanted.high - wanted.low) % wanted.step:
-        raise UsageError(f"--shape {option!r}: no number of steps leads from one end of {text} to "
-                         "the other")
+        raise UsageError(
+            f"--shape {option!r}: no number of steps leads from one end of {text} to the other"
+        )
     return wanted
 
 
-def specialize(
-    model: ir.Model, requests: Mapping[str, tuple[Request, ...]]
-) -> dict[str, Range]:
+def specialize(model: ir.Model, requests: Mapping[str, tuple[Request, ...]]) -> dict[str, Range]:
     """Set the shapes asked for on the model's inputs.
 
     Returns:
@@ -153,9 +152,7 @@ def _bind_input(
 
 def _bind(name: str, wanted: int | Range, values: dict[str, int | Range]) -> None:
     if values.setdefault(name, wanted) != wanted:
-        raise UsageError(
-            f"--shape gives dimension {name!r} both {values[name]} and {wanted}"
-        )
+        raise UsageError(f"--shape gives dimension {name!r} both {values[name]} and {wanted}")
 
 
 def _single(name: str, request: tuple[Request, ...]) -> int | Range:

@@ -68,7 +68,9 @@ def place_and_lower(
     refusals: dict[ir.Node, str] = {}
     while True:
         plan = make_plan(graph, devices, pins, dict.fromkeys(refusals, refuge))
-        lowered, refused = _lower_parts(plan, graph.opset_imports, ranges, refuge, fallback, refusals)
+        lowered, refused = _lower_parts(
+            plan, graph.opset_imports, ranges, refuge, fallback, refusals
+        )
         if not refused:
             break
         refusals.update(refused)

@@ -92,6 +92,11 @@ def load_library(name: str, data: bytes) -> Any:
         return loader(path, "so")
 
 
+def keep_loaded(path: str) -> None:
+    """Load a library for good: some do not survive being unloaded and loaded again."""
+    ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_NODELETE)
+
+
 @contextmanager
 def memory_file(name: str, data: bytes) -> Iterator[str]:
     """A path under which ``data`` can be loaded, valid inside the ``with`` block."""

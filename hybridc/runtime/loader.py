@@ -146,8 +146,5 @@ def load_bundle(bundle: Bundle, threads: int | None = None) -> Model:
     arrays = bundle.tensors(manifest.weights)
     weights = {name: to_tensor(array) for name, array in arrays.items()}
     count = threads or available_threads()
-    parts = [
-        load_part(manifest, spec, bundle.read_code(spec.library), weights, count)
-        for spec in manifest.parts
-    ]
+    parts = [load_part(manifest, spec, bundle.read_code, weights, count) for spec in manifest.parts]
     return Model(manifest, parts, threads)

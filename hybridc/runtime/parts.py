@@ -60,14 +60,18 @@ class CompiledPart:
 
 
 def load_part(
-    manifest: Manifest, spec: PartSpec, code: bytes, weights: Mapping[str, Any], threads: int = 1
+    manifest: Manifest,
+    spec: PartSpec,
+    read: Callable[[str], bytes],
+    weights: Mapping[str, Any],
+    threads: int = 1,
 ) -> LoadedPart:
-    """Load a part out of the bytes of its library.
+    """Load a part.
 
     Args:
         manifest: The bundle's description.
         spec: The part's.
-        code: The library, or the model for ONNX Runtime.
+        read: Gives the bytes of a file of the bundle.
         weights: Tensors by name.
         threads: Threads for a part that has its own.
 
@@ -77,9 +81,9 @@ def load_part(
     if manifest.device(spec.device).kind == SESSION_KIND:
         from hybridc.runtime.session import load_session
 
-        return load_session(spec, code, threads)
+        return load_session(spec, read, threads)
     missing = [name for name in spec.weights if name not in weights]
     if missing:
         raise BundleError(f"the bundle lacks the weights {missing} of {spec.name}")
-    library = load_library(spec.library, code)
+    library = load_library(spec.library, read(spec.library))
     return CompiledPart(spec, library, tvm_ffi.Array([weights[name] for name in spec.weights]))

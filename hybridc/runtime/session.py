@@ -14,6 +14,7 @@ import numpy as np
 
 from hybridc.bundle.manifest import PartSpec
 from hybridc.errors import BundleError
+from hybridc.runtime.library import keep_loaded, memory_file
 from hybridc.runtime.tensors import to_array, to_tensor
 
 
@@ -38,8 +39,8 @@ class SessionPart:
         return [_from_session(value) for value in self.session.run(list(self.spec.outputs), feeds)]
 
 
-def load_session(spec: PartSpec, model: bytes, threads: int) -> SessionPart:
-    """A session over the model of a part.
+def load_session(spec: PartSpec, read: Callable[[str], bytes], threads: int) -> SessionPart:
+    """A session over the model of a part, with the custom operators that it brings.
 
     Raises:
         BundleError: ONNX Runtime cannot load the model.
@@ -49,7 +50,12 @@ def load_session(spec: PartSpec, model: bytes, threads: int) -> SessionPart:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    model = read(spec.library)
     try:
+        for name in spec.companions:
+            with memory_file(name, read(name)) as path:
+                keep_loaded(path)
+                options.register_custom_ops_library(path)
         session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no base but Exception
         raise BundleError(f"ONNX Runtime cannot load {spec.name}: {error}") from error

@@ -1,12 +1,14 @@
 """The onnxruntime target: ONNX Runtime runs what no other target compiles.
 
 A part of this target is stored in the bundle as an ONNX model, and the machine that loads the
-bundle needs the package ``onnxruntime``.
+bundle needs the package ``onnxruntime``. The specification is the path of a shared library with
+custom operators, or empty; the library is stored in the bundle too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.targets.protocol import Artifact, Compatibility, Found, Section
@@ -24,19 +26,30 @@ class OnnxRuntimeTarget:
     kind: str = "onnxruntime"
 
     def check(self, specification: str) -> None:
-        """Refuse any specification: there is one kind of ONNX Runtime only."""
-        if specification:
-            raise UsageError(f"--target onnxruntime:{specification}: onnxruntime takes no suffix")
+        """Refuse what is not a library of custom operators."""
+        if not specification:
+            return
+        from hybridc.targets.onnxruntime.extract import session_options
+
+        try:
+            session_options(specification)
+        except Exception as error:  # its exceptions share no base but Exception
+            raise UsageError(
+                f"--target onnxruntime:{specification} is not a library of custom operators that "
+                f"ONNX Runtime can load: {error}"
+            ) from error
 
     def lower(self, section: Section, specification: str) -> Extracted:
         """A section as an ONNX model that ONNX Runtime has accepted."""
         from hybridc.targets.onnxruntime.extract import extract
 
-        return extract(section)
+        return extract(section, specification)
 
     def build(self, lowered: Extracted, specification: str) -> Artifact:
         """The ONNX model's bytes; ONNX Runtime does not tell what memory it will take."""
-        return Artifact(lowered.model, memory_bytes=0, suffix=".onnx")
+        library = Path(specification)
+        companions = {library.name: library.read_bytes()} if specification else {}
+        return Artifact(lowered.model, memory_bytes=0, suffix=".onnx", companions=companions)
 
     def runtime_library(self, stem: str, specification: str) -> bytes:
         """Nothing of TVM's runtime is needed, so this is never called."""

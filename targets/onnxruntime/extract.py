@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -11,6 +12,7 @@ from hybridc.targets.protocol import ResultType, Section
 
 from hybridc.errors import UnsupportedError
 from hybridc.placement.group import read_values
+from hybridc.runtime.library import keep_loaded
 
 MAX_BYTES = 2**31 - 1
 """Largest message that protobuf can write."""
@@ -32,8 +34,12 @@ class Extracted:
     results: tuple[ResultType | None, ...]
 
 
-def extract(section: Section) -> Extracted:
+def extract(section: Section, operators: str) -> Extracted:
     """The section as an ONNX model that ONNX Runtime loads.
+
+    Args:
+        section: The nodes.
+        operators: Path of a library of custom operators; may be empty.
 
     Raises:
         UnsupportedError: ONNX Runtime cannot run it either, or it is larger than 2 GB.
@@ -42,7 +48,7 @@ def extract(section: Section) -> Extracted:
     if proto.ByteSize() > MAX_BYTES:
         raise _refusal(section, "the nodes for ONNX Runtime hold more than 2 GB of weights")
     model = proto.SerializeToString(deterministic=True)
-    _try_out(model, section)
+    _try_out(model, section, operators)
     return Extracted(model, (None,) * len(section.outputs))
 
 
@@ -96,12 +102,23 @@ def _tensor(value: ir.Value) -> onnx.TensorProto:
     return proto
 
 
-def _try_out(model: bytes, section: Section) -> None:
-    """Let ONNX Runtime load the model, without its optimizations."""
+def session_options(operators: str) -> Any:
+    """Options of a quiet session that knows the custom operators of a library."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    if operators:
+        keep_loaded(operators)
+        options.register_custom_ops_library(operators)
+    return options
+
+
+def _try_out(model: bytes, section: Section, operators: str) -> None:
+    """Let ONNX Runtime load the model, without its optimizations."""
+    import onnxruntime
+
+    options = session_options(operators)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -102,3 +102,31 @@ def test_multinomial():
     for row, wanted in zip(drawn, chances, strict=True):
         shares = np.bincount(row, minlength=3) / COUNT
         np.testing.assert_allclose(shares, wanted, atol=6 * 0.5 / np.sqrt(COUNT))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("constants", [[], [1, 2]])
+@pytest.mark.parametrize(("ratio", "symbolic"), [(0.25, {}), (0.75, {0: {0: "n"}})])
+def test_dropout_in_training(dtype, constants, ratio, symbolic):
+    data = np.linspace(1, 2, COUNT).reshape(100, -1).astype(dtype)
+    inputs = [data, np.array(ratio, np.float32), np.array(True)]
+    case = Case("Dropout", inputs, {"seed": 3}, 13, constants, 2, symbolic)
+    given = [x for i, x in enumerate(inputs) if i not in constants]
+    result, mask = run_lowered(lower_model(make_model(case)), given)
+    assert result.dtype == dtype
+    assert mask.dtype == bool
+    assert_moments(mask, 1 - ratio, np.sqrt(ratio * (1 - ratio)))
+    np.testing.assert_allclose(result[mask], data[mask] / (1 - ratio), rtol=2e-3)
+    assert not result[~mask].any()
+
+
+@pytest.mark.parametrize("constants", [[], [1], [2], [1, 2]])
+@pytest.mark.parametrize(("ratio", "training"), [(0.0, True), (0.5, False)])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_dropout_that_drops_nothing(constants, ratio, training, outputs):
+    inputs = [np.ones((3, 4), np.float32), np.array(ratio, np.float32), np.array(training)]
+    case = Case("Dropout", inputs, {}, 13, constants, outputs)
+    given = [x for i, x in enumerate(inputs) if i not in constants]
+    result, *mask = run_lowered(lower_model(make_model(case)), given)
+    np.testing.assert_array_equal(result, inputs[0])
+    assert all(m.dtype == bool and m.all() for m in mask)

@@ -1,13 +1,16 @@
 """Nodes that no target compiles are left to ONNX Runtime, never silently and with right results."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import onnx
 import onnxruntime
+import onnxruntime_extensions
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +20,7 @@ import hybridc
 from hybridc.errors import DeviceError
 from hybridc.runtime import machine
 from tests.models import branched_model, make_model, node, random, run_reference, save
-from tests.support import assert_close, compile_to
+from tests.support import assert_close, assert_compile_refused, compile_to
 from tests.support import hybridc as command
 
 TENSOR = helper.make_tensor_value_info
@@ -160,6 +163,40 @@ def test_a_compiled_bundle_does_not_import_onnxruntime(tmp_path):
         "assert 'onnxruntime' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.hyb")], check=True)
+
+
+def custom_operator():
+    """A model with an operator that only a library for ONNX Runtime knows."""
+    invert = helper.make_node("Inverse", ["x"], ["i"], "invert", domain="ai.onnx.contrib")
+    nodes = [invert, node("MatMul", "x i", "y", "product")]
+    square = [TENSOR(name, TensorProto.FLOAT, (3, 3)) for name in "xy"]
+    model = model_of(nodes, square[:1], square[1:])
+    model.opset_import.append(helper.make_opsetid("ai.onnx.contrib", 1))
+    return model
+
+
+def test_custom_operators(tmp_path):
+    path = save(custom_operator(), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", np.diag([1, 2, 3]).astype(np.float32) + 0.25)
+    arguments = ("compile", path, "-o", tmp_path / "m.hyb", "--sample", tmp_path / "x.npy")
+    outcome = command(*arguments)
+    assert outcome.code == 3
+    assert "invert (Inverse): ai.onnx.contrib Inverse" in outcome.stderr
+    library = shutil.copy(onnxruntime_extensions.get_library_path(), tmp_path / "operators.so")
+    targets = ("--target", "llvm", "--target", f"onnxruntime:{library}")
+    outcome = command(*arguments, *targets)
+    assert outcome.code == 0, outcome.stderr
+    os.remove(library)
+    with hybridc.load(tmp_path / "m.hyb") as loaded:
+        assert loaded.plan["onnxruntime:0"][0] == "invert"
+        result = loaded(x=np.load(tmp_path / "x.npy"))["y"]
+    np.testing.assert_allclose(result, np.eye(3), atol=1e-6)
+
+
+def test_a_library_without_operators(tmp_path):
+    path = save(branched_model(), tmp_path / "m.onnx")
+    target = ("--target", f"onnxruntime:{path}")
+    assert_compile_refused(path, tmp_path, 2, "custom operators", "m.onnx", options=target)
 
 
 @pytest.mark.parametrize("dims", [(2, 3), ()])

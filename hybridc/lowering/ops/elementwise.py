@@ -14,9 +14,9 @@ import numpy as np
 from tvm import relax, tirx
 
 from hybridc.lowering.call import Call, Converter, Operator, Unsupported
+from hybridc.lowering.checks import broadcastable
 from hybridc.lowering.ops.activation import ACTIVATIONS
 from hybridc.lowering.ops.common import (
-    broadcast_shape,
     dtype_name,
     element_type,
     elementwise_operand,
@@ -36,7 +36,7 @@ def binary(operator: Callable[[Expression, Expression], Expression]) -> Converte
     """Converter for a broadcasting operator of two inputs that Relax has."""
 
     def convert(call: Call) -> Expression:
-        broadcast_shape(call.shape(0), call.shape(1))
+        call = broadcastable(call)
         right = elementwise_operand(call.value(1), call.rank(0))
         changed = right is not call.value(1)
         left = call.value(0) if changed else elementwise_operand(call.value(0), call.rank(1))
@@ -47,15 +47,20 @@ def binary(operator: Callable[[Expression, Expression], Expression]) -> Converte
 
 def scalar(function: Callable[..., Any], name: str, dtype: str | None = None) -> Converter:
     """Converter that applies a scalar function to the broadcast inputs."""
-    return lambda call: map_elements(
-        call, function, *(call.value(i) for i in range(len(call.inputs))), dtype=dtype, name=name
-    )
+
+    def convert(call: Call) -> Expression:
+        call = broadcastable(call)
+        values = [call.value(i) for i in range(len(call.inputs))]
+        return map_elements(call, function, *values, dtype=dtype, name=name)
+
+    return convert
 
 
 def variadic(function: Callable[[Any, Any], Any], name: str) -> Converter:
     """Converter that combines any number of broadcast inputs."""
 
     def convert(call: Call) -> Value:
+        call = broadcastable(call)
         values = [call.value(i) for i in range(len(call.inputs))]
         return map_elements(call, lambda *items: reduce(function, items), *values, name=name)
 
@@ -64,6 +69,7 @@ def variadic(function: Callable[[Any, Any], Any], name: str) -> Converter:
 
 def mean(call: Call) -> Expression:
     """Mean of any number of broadcast inputs."""
+    call = broadcastable(call)
     values = [call.value(i) for i in range(len(call.inputs))]
     count = len(values)
 
@@ -77,12 +83,14 @@ def divide(call: Call) -> Expression:
     """Quotient; for integers it is truncated towards zero."""
     if is_float(call.dtype(0)):
         return binary(relax.op.divide)(call)
+    call = broadcastable(call)
     return map_elements(call, tirx.truncdiv, call.value(0), call.value(1), name="divide")
 
 
 def power(call: Call) -> Expression:
     """Power with the base's type; small whole exponents that are constants are multiplied out."""
     base = call.dtype(0)
+    call = broadcastable(call)
     exponent = call.value(1)
     if isinstance(exponent, Constant) and exponent.array.size == 1:
         whole = exponent.array.reshape(()).item()

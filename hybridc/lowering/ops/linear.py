@@ -6,12 +6,12 @@ import numpy as np
 from tvm import relax, topi
 
 from hybridc.lowering.call import Call, Operator, Unsupported
+from hybridc.lowering.checks import checked
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
     broadcast_shape,
     cast,
     is_float,
-    same_dim,
 )
 from hybridc.lowering.value import Constant, Expression, Value
 
@@ -22,9 +22,10 @@ def matmul(call: Call) -> Expression:
     if not left or not right:
         raise Unsupported("MatMul of a scalar")
     broadcast_shape(left[:-2], right[:-2])
-    if not same_dim(left[-1], right[max(len(right) - 2, 0)]):
-        raise Unsupported(f"inner dimensions of {left} and {right} cannot be proved equal")
-    return product(call, call.tensor(0), call.tensor(1))
+    inner = max(len(right) - 2, 0)
+    wanted = [*right[:inner], left[-1], *right[inner + 1 :]]
+    other = checked(call, call.tensor(1), wanted, "inner sizes")
+    return product(call, call.tensor(0), other)
 
 
 def product(call: Call, left: Expression, right: Expression) -> Expression:

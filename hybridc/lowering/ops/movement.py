@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from hybridc.lowering.call import Call, Operator, Unsupported, as_expression
+from hybridc.lowering.checks import Invalid, checked, require_equal
 from hybridc.lowering.ops.at_run_time import (
     expand_at_run_time,
     first_along,
@@ -75,8 +76,8 @@ def reshape_to(call: Call) -> Value:
     if unknown:
         others = [dim for dim in wanted if not (isinstance(dim, int) and dim == -1)]
         wanted[unknown[0]] = _quotient(source, others)
-    elif not same_dim(product(source), product(wanted)):
-        raise Unsupported(f"{source} and {wanted} cannot be proved to hold as many elements")
+    else:
+        require_equal(call, product(source), product(wanted), "numbers of elements")
     return reshape(call, call.value(0), wanted)
 
 
@@ -121,8 +122,8 @@ def squeeze(call: Call) -> Value:
         gone = [i for i, dim in enumerate(shape) if dim == 1]
     else:
         gone = normalize_axes(axes, len(shape))
-    if not all(same_dim(shape[i], 1) for i in gone):
-        raise Unsupported(f"dimensions {gone} of {shape} cannot be proved to be one")
+    for i in gone:
+        require_equal(call, shape[i], 1, "the size of a dimension to remove")
     return reshape(call, call.value(0), [dim for i, dim in enumerate(shape) if i not in gone])
 
 
@@ -156,11 +157,13 @@ def concat(call: Call) -> Value:
         return call.value(0)
     axis = call.axis(1)
     first = call.shape(0)
-    for i in range(1, len(call.inputs)):
-        for position, (left, right) in enumerate(zip(first, call.shape(i), strict=True)):
-            if position != axis and not same_dim(left, right):
-                raise Unsupported(f"Concat of dimensions {left} and {right}")
-    return call.emit(relax.op.concat(call.tensors(), axis))
+    pieces = []
+    for i in range(len(call.inputs)):
+        if call.rank(i) != len(first):
+            raise Invalid(f"Concat of ranks {len(first)} and {call.rank(i)}")
+        shape = [*first[:axis], call.shape(i)[axis], *first[axis + 1 :]]
+        pieces.append(checked(call, call.tensor(i), shape, "sizes to put together"))
+    return call.emit(relax.op.concat(pieces, axis))
 
 
 def split(call: Call) -> tuple[Value, ...]:

@@ -13,14 +13,17 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from hybridc.lowering.call import Call, Operator, Unsupported
+from hybridc.lowering.call import Call, Operator, Unsupported, as_expression
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
     Own,
+    at_least,
     cast,
+    ceil_divide,
     compute,
     element_type,
     emit_kernel,
+    floor_divide,
     is_float,
     number,
     reduce_axis,
@@ -172,17 +175,29 @@ def _geometry(call: Call) -> tuple[Window, tuple[Dim, ...]]:
     kernel = call.attribute("kernel_shape")
     window = window_of(call, kernel)
     sizes = call.shape(0)[2:]
-    if window.same or not call.attribute("ceil_mode", 0):
+    if window.same:
         return window, window.output(sizes)
-    if not all(isinstance(size, int) for size in sizes):
-        raise Unsupported("ceil_mode needs a static shape")
-    rounded = zip(sizes, window.before, window.after, window.extents, window.strides, strict=True)
-    return window, tuple(_rounded_up(*one) for one in rounded)
+    rounded = _rounded_up if call.attribute("ceil_mode", 0) else _rounded_down
+    along = zip(sizes, window.before, window.after, window.extents, window.strides, strict=True)
+    return window, tuple(rounded(*one) for one in along)
 
 
-def _rounded_up(size: int, before: int, after: int, extent: int, stride: int) -> int:
-    count = -(-(size + before + after - extent) // stride) + 1
-    return count - 1 if (count - 1) * stride >= size + before else count
+def _rounded_down(size: Dim, before: Dim, after: Dim, extent: int, stride: int) -> Dim:
+    """Number of windows; like ONNX Runtime's, one where the input is a little too short for it."""
+    rest = simplify(size + before + after - extent)
+    if at_least(rest, 0):
+        return simplify(floor_divide(rest, stride) + 1)
+    quotient = simplify(tirx.truncdiv(as_expression(rest), as_expression(stride)) + 1)
+    return not_negative(quotient)
+
+
+def _rounded_up(size: Dim, before: Dim, after: Dim, extent: int, stride: int) -> Dim:
+    """Number of windows that begin inside the input or the padding in front of it."""
+    count = simplify(ceil_divide(simplify(size + before + after - extent), stride) + 1)
+    inside = ceil_divide(simplify(size + before), stride)
+    if isinstance(count, int) and isinstance(inside, int):
+        return min(count, inside)
+    return simplify(tirx.min(as_expression(count), as_expression(inside)))
 
 
 def _pool(

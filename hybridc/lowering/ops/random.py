@@ -176,30 +176,26 @@ def dropout(call: Call) -> tuple[Value, ...]:
     """
     if not call.has(2) or not _may_train(call):
         return dropout_attribute(call)
-    stream, dtype = stream_of(call), call.dtype(0)
+    dtype = call.dtype(0)
     ratio = call.value(1) if call.has(1) else Constant("ratio", np.array(0.5, np.float32))
-    switches = [call.tensor(2), call.materialize(ratio)]
-    rank = call.rank(0)
-
-    def kernel(data: te.Tensor, training: te.Tensor, ratio: te.Tensor) -> te.Tensor:
-        def element(*index: Any) -> Any:
-            chance = stream.uniform(_position(index, data.shape), "float32")
-            dropped = chance < _only(ratio).astype("float32")
-            return tirx.Not(tirx.all(_only(training), dropped))
-
-        return compute(data.shape, element, "kept")
-
-    kept = call.emit_te(kernel, call.tensor(0), *switches, primfunc_name_hint="dropout")
     work = "float64" if dtype == "float64" else "float32"
 
-    def function(x: Any, stays: Any, trains: Any, share: Any) -> Any:
-        one, zero = tirx.const(1, work), tirx.const(0, work)
-        scaled = x.astype(work) / (one - share.astype(work))
-        return tirx.Select(trains, tirx.Select(stays, scaled, zero), x.astype(work))
+    def product(share: Any, trains: Any) -> Any:
+        return share.astype(work) * trains.astype("uint8").astype(work)
 
-    flags = [reshape(call, switch, (1,) * rank) for switch in switches]
-    result = map_elements(call, function, call.value(0), kept, *flags, dtype=dtype, name="dropout")
-    return result, kept
+    # What is not trained loses nothing.
+    rate = map_elements(call, product, ratio, call.value(2), name="dropout_rate")
+    rate = call.materialize(reshape(call, rate, (1,)))
+
+    chances = _drawn(call, lambda _, s, i, d: s.uniform(i, d), call.shape(0), work)
+
+    def function(x: Any, chance: Any, share: Any) -> Any:
+        scaled = x.astype(work) / (tirx.const(1, work) - share)
+        return tirx.Select(chance < share, tirx.const(0, work), scaled)
+
+    result = map_elements(call, function, call.value(0), chances, rate, dtype=dtype, name="dropout")
+    mask = map_elements(call, lambda c, share: share <= c, chances, rate, name="mask")
+    return result, mask
 
 
 def _may_train(call: Call) -> bool:
@@ -208,11 +204,6 @@ def _may_train(call: Call) -> bool:
     if call.has(1) and call.is_known(1) and float(call.constant(1, "the ratio").item()) == 0:
         return False
     return bool(call.constant(2, "training_mode").item())
-
-
-def _only(tensor: te.Tensor) -> Any:
-    """The element of a tensor that has one."""
-    return tensor(*(0 for _ in tensor.shape))
 
 
 def multinomial(call: Call) -> Expression:
