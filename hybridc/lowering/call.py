@@ -31,6 +31,22 @@ class Unsupported(Exception):
     """A converter's refusal; its message is the reason that the user reads."""
 
 
+class Invalid(Unsupported):
+    """The node breaks ONNX's rules for every input of these shapes: nothing can run it."""
+
+
+class RanksDiffer(Unsupported):
+    """The branches of an If have results of different ranks, so that no one value holds both.
+
+    Attributes:
+        call: The If.
+    """
+
+    def __init__(self, call: Call) -> None:
+        super().__init__("the branches' results have different ranks")
+        self.call = call
+
+
 @dataclass(frozen=True)
 class Call:
     """A node with its inputs already lowered.

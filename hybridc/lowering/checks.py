@@ -15,14 +15,13 @@ from typing import Any
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as script
 
-from hybridc.lowering.call import Call, Unsupported, as_expression, read_dims, shape_of
+from hybridc.lowering.call import Call, Invalid, as_expression, read_dims, shape_of
 from hybridc.lowering.ops.common import Own, at_least, compute, emit_kernel, same_dim, simplify
 from hybridc.lowering.ops.loops import Array, emit_program, equals
 from hybridc.lowering.value import Dim, Expression, Integers
 
-
-class Invalid(Unsupported):
-    """The node breaks ONNX's rules for every input of these shapes: nothing can run it."""
+ERROR = "ValueError"
+"""What a check raises; TVM's own errors are of other classes."""
 
 
 def require_equal(call: Call, left: Dim, right: Dim, what: str) -> None:
@@ -43,6 +42,12 @@ def require_equal(call: Call, left: Dim, right: Dim, what: str) -> None:
         raise Invalid(f"{what}: {left} and {right} differ")
     message = f"{title(call)}: {what}: {left} and {right} differ for these inputs"
     _require(call, lambda own: equals(own(left), own(right)), (left, right), message)
+
+
+def require_element(call: Call, tensor: Expression, value: bool, message: str) -> None:
+    """Check the element of a boolean scalar."""
+    (found,) = call.dims_of(tensor, "the condition")
+    require(call, lambda size: equals(size, int(value)), (found,), message)
 
 
 def require(call: Call, condition: Any, sizes: Sequence[Dim], message: str) -> None:
@@ -68,7 +73,7 @@ def _require(call: Call, condition: Any, sizes: Sequence[Dim], message: str) -> 
     check = call.with_inputs([Integers(tuple(sizes))])
 
     def program(own: Own, result: Array) -> None:
-        with script.Assert(condition(own), message):
+        with script.Assert(condition(own), message, ERROR):
             result[0] = 0
 
     (passed,) = emit_program(check, program, [((1,), "int64")], name="check")

@@ -17,7 +17,7 @@ from tvm import relax, te
 
 from hybridc.errors import InternalError, UnsupportedError
 from hybridc.lowering.bounds import known_bounds
-from hybridc.lowering.call import Call, Unsupported, dtype_of, shape_of
+from hybridc.lowering.call import Call, RanksDiffer, Unsupported, dtype_of, shape_of
 from hybridc.lowering.ops import OperatorTable
 from hybridc.lowering.scope import Context, Scope
 from hybridc.lowering.steps import in_steps, with_dimensions
@@ -56,7 +56,7 @@ def lower(section: Section, table: OperatorTable) -> Lowered:
         inputs = [with_dimensions(context.builder, p, steps.sizes) for p in parameters]
         scope.values.update(zip(section.inputs, inputs, strict=True))
         with known_bounds(steps.bounds):
-            reasons = tuple(_lower_nodes(section.nodes, scope))
+            reasons = tuple(_lower_nodes(section, scope))
             given = [*parameters, *inputs]
             outputs = [] if reasons else [_output(scope, v, given) for v in section.outputs]
         variables = [variable for _, variable in context.weights.values()]
@@ -72,21 +72,39 @@ def lower(section: Section, table: OperatorTable) -> Lowered:
     return Lowered(module, weights, results)
 
 
-def _lower_nodes(nodes: Sequence[ir.Node], scope: Scope) -> Iterator[tuple[str, str, str]]:
-    """Lower the nodes; yield ``(node, operator, reason)`` for each that cannot be.
+def _lower_nodes(section: Section, scope: Scope) -> Iterator[tuple[str, str, str]]:
+    """Lower a section's nodes; yield ``(node, operator, reason)`` for each that cannot be.
 
     A node behind a failed one is not judged: its inputs do not exist.
     """
     failed: set[ir.Value] = set()
-    for node in nodes:
+    for position, node in enumerate(section.nodes):
         if any(value in failed for value in _values_read(node)):
             failed.update(node.outputs)
             continue
         try:
             scope.lower_node(node)
+        except RanksDiffer as split:
+            if failed:
+                continue
+            yield from _lower_split(section, scope, position, split)
+            return
         except Unsupported as refusal:
             failed.update(node.outputs)
             yield node.name or "?", node.op_type, str(refusal)
+
+
+def _lower_split(
+    section: Section, scope: Scope, position: int, split: RanksDiffer
+) -> Iterator[tuple[str, str, str]]:
+    """Lower an If whose results differ in rank and all that follows, in both of its branches."""
+    try:
+        results = scope.lower_split(split.call, section.nodes[position + 1 :], section.outputs)
+    except Unsupported as refusal:
+        node = section.nodes[position]
+        yield str(node.name), node.op_type, f"{split}, and {refusal}"
+    else:
+        scope.values.update(zip(section.outputs, results, strict=True))
 
 
 def _values_read(node: ir.Node) -> Iterator[ir.Value | None]:

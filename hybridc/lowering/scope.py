@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from tvm import relax, tirx
 
 from hybridc.errors import InternalError
 from hybridc.lowering import folding, symbolic
-from hybridc.lowering.call import Call, Unsupported
+from hybridc.lowering.call import Call, Invalid, RanksDiffer, Unsupported
 from hybridc.lowering.ops import OperatorTable
+from hybridc.lowering.ops.control import either
 from hybridc.lowering.value import Constant, Expression, Value
 
 INLINE_BYTES = 16
@@ -104,14 +106,44 @@ class Scope:
 
     def lower_graph(self, graph: ir.Graph, inputs: Mapping[ir.Value, Value]) -> list[Value]:
         """Lower a subgraph where the builder stands; returns its outputs."""
-        scope = Scope(self.context, dict(inputs), self)
-        for node in graph:
+        return Scope(self.context, dict(inputs), self).lower_rest(list(graph), graph.outputs)
+
+    def lower_rest(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[Value]:
+        """Lower the nodes from one on to the end of a subgraph; returns its outputs."""
+        weights = dict(self.context.weights)
+        for position, node in enumerate(nodes):
             try:
-                scope.lower_node(node)
+                self.lower_node(node)
+            except RanksDiffer as split:
+                return self.lower_split(split.call, nodes[position + 1 :], outputs)
             except Unsupported as refusal:
-                inner = f"in its subgraph, {node.name} ({node.op_type}): {refusal}"
-                raise Unsupported(inner) from refusal
-        return [scope.value(value) for value in graph.outputs]
+                self.context.weights.clear()
+                self.context.weights.update(weights)
+                where = f"{node.name} ({node.op_type}): {refusal}"
+                if isinstance(refusal, Invalid):  # of nested subgraphs, the innermost one is named
+                    raise refusal if refusal.__cause__ else Invalid(where) from refusal
+                raise Unsupported(f"in its subgraph, {where}") from refusal
+        return [self.value(value) for value in outputs]
+
+    def lower_split(
+        self, call: Call, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]
+    ) -> list[Value]:
+        """Lower an If whose results differ in rank: what follows it goes into both branches.
+
+        Args:
+            call: The If.
+            nodes: The nodes behind it.
+            outputs: What they are to compute.
+        """
+
+        def way(branch: ir.Graph) -> list[Value]:
+            results = call.lower_graph(branch, {})
+            scope = Scope(self.context, dict(zip(call.node.outputs, results, strict=True)), self)
+            return scope.lower_rest(nodes, outputs)
+
+        branches = {True: "then_branch", False: "else_branch"}
+        ways = {key: partial(way, call.attribute(name)) for key, name in branches.items()}
+        return list(either(call, ways))
 
 
 def _convert(call: Call, table: OperatorTable) -> tuple[Value, ...]:

@@ -105,6 +105,15 @@ def _minimum(left: Any, right: Any) -> Any:
     return min(left, right) if both else tirx.min(left, right)
 
 
+def _equal(_call: Call, left: Any, right: Any) -> np.ndarray[Any, Any] | None:
+    """Whether sizes are equal, if that is the same for all inputs."""
+    differences = [_simplified(d) for d in np.ravel(np.asarray(left - right, object))]
+    if not all(isinstance(difference, int) for difference in differences):
+        return None
+    results = np.array([int(difference == 0) for difference in differences], object)
+    return results.reshape(np.shape(left - right))
+
+
 def _cast(call: Call, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     dtype = call.node.outputs[0].dtype
     return data if dtype is not None and dtype.numpy().kind in "iu" else None
@@ -148,6 +157,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     "Max": _elementwise(_maximum),
     "Min": _elementwise(_minimum),
     "Cast": _cast,
+    "Equal": _equal,
     "Concat": _concat,
     "Gather": _gather,
     "Identity": lambda _call, data: data,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridc.bundle.manifest import Manifest
+from hybridc.errors import UsageError
 from hybridc.runtime.parts import Function, LoadedPart
 
 
@@ -54,10 +55,17 @@ class Executor:
         return _Step(function, trailing, inputs, outputs, dead)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Outputs for the model's inputs, both as tvm_ffi tensors in the manifest's order."""
+        """Outputs for the model's inputs, both as tvm_ffi tensors in the manifest's order.
+
+        Raises:
+            UsageError: The model cannot run with inputs of these shapes or values.
+        """
         slots: list[Any] = [*inputs, *[None] * (len(self._slots) - self._inputs)]
         for step in self._steps:
-            results = step.function(*[slots[slot] for slot in step.inputs], *step.trailing)
+            try:
+                results = step.function(*[slots[slot] for slot in step.inputs], *step.trailing)
+            except ValueError as error:  # what the checks that are compiled in raise
+                raise UsageError(str(error)) from error
             for slot, tensor in zip(step.outputs, results, strict=True):
                 slots[slot] = tensor
             for slot in step.dead:

@@ -10,14 +10,20 @@ Loops are unrolled up to :data:`MAX_UNROLLED` iterations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 from tvm import relax, tirx
 
-from hybridc.lowering.call import Call, Operator, Unsupported, dtype_of
+from hybridc.lowering.call import Call, Invalid, Operator, RanksDiffer, Unsupported, dtype_of
+from hybridc.lowering.checks import require_element
 from hybridc.lowering.value import Constant, Expression, Integers, Value
+
+Way: TypeAlias = Callable[[], Sequence[Value]]
+"""Emits code and gives its results."""
 
 MAX_UNROLLED = 256
 """Iterations; a longer loop would make more code than it saves time."""
@@ -26,32 +32,83 @@ MAX_UNROLLED = 256
 def if_(call: Call) -> tuple[Value, ...]:
     """One of two branches, by a condition of one element."""
     branches = {True: call.attribute("then_branch"), False: call.attribute("else_branch")}
-    condition = call.value(0)
-    if isinstance(condition, Constant):
-        return tuple(call.lower_graph(branches[bool(condition.array.reshape(()))], {}))
-    if isinstance(condition, Integers) and isinstance(condition.elements[0], int):
-        return tuple(call.lower_graph(branches[bool(condition.elements[0])], {}))
+    known = _known(call.value(0))
+    if known is not None:
+        return tuple(call.lower_graph(branches[known], {}))
+    return either(
+        call, {which: partial(call.lower_graph, graph, {}) for which, graph in branches.items()}
+    )
+
+
+def either(call: Call, ways: Mapping[bool, Way]) -> tuple[Value, ...]:
+    """The results of one of two ways to go on, by the run-time condition of an If.
+
+    A way that is invalid for the shapes at hand is not compiled: the condition is checked when the
+    model runs, and the other way stands by itself.
+
+    Args:
+        call: The If.
+        ways: For each value of the condition what emits the code and gives the results.
+
+    Raises:
+        RanksDiffer: The results of the two ways have different ranks.
+    """
     scalar = call.emit(relax.op.reshape(call.tensor(0), ()))
-    calls = [_branch_call(call, branches[which]) for which in (True, False)]
+    bodies: dict[bool, relax.SeqExpr] = {}
+    for which, way in ways.items():
+        try:
+            bodies[which] = _body(call, way)
+        except Invalid as reason:
+            if which is False and True not in bodies:
+                raise
+            invalid = which, f"this branch cannot run with inputs of this shape: {reason}"
+    if len(bodies) < 2:
+        which, message = invalid
+        require_element(call, scalar, not which, message)
+        return tuple(ways[not which]())
+    fields = [body.ty.fields for body in bodies.values()]
+    if any(left.ndim != right.ndim for left, right in zip(*fields, strict=True)):
+        raise RanksDiffer(call)
+    calls = [_branch_call(call, bodies[which]) for which in (True, False)]
     result = call.emit(relax.If(scalar, *calls))
-    return tuple(_with_shape(call, result, index) for index in range(len(call.node.outputs)))
+    return tuple(_with_shape(call, result, index) for index in range(len(fields[0])))
 
 
-def _branch_call(call: Call, graph: ir.Graph) -> Expression:
-    """A call of a new private function that computes a branch, inside a block of its own."""
+def _known(condition: Value) -> bool | None:
+    """The value of a condition, or ``None`` if only running will tell."""
+    if isinstance(condition, Constant):
+        return bool(np.ravel(condition.array)[0])
+    if isinstance(condition, Integers) and isinstance(condition.elements[0], int):
+        return bool(condition.elements[0])
+    return None
+
+
+def _body(call: Call, way: Way) -> relax.SeqExpr:
+    """What a way emits, in a block of its own, with a tuple of its results."""
     builder = call.builder
     builder._begin_binding_block()
     try:
-        outputs = [call.materialize(value) for value in call.lower_graph(graph, {})]
+        outputs = [call.materialize(value) for value in way()]
         result = call.emit(relax.Tuple(outputs))
     finally:
         block = builder._end_block()
-    body = relax.SeqExpr([block], result)
-    captured = relax.analysis.free_vars(body)
-    function = relax.Function(captured, body, result.ty, is_pure=False)
+    return builder.normalize(relax.SeqExpr([block], result))
+
+
+def _branch_call(call: Call, body: relax.SeqExpr) -> relax.SeqExpr:
+    """A call of a new private function with this body, inside a block of its own."""
+    builder = call.builder
+    captured: list[Expression] = list(relax.analysis.free_vars(body))
+    arguments = list(captured)
+    function = relax.Function(captured, body, body.ty, is_pure=False)
+    sizes = list(relax.analysis.free_symbolic_vars(function))
+    if sizes:  # in expressions, but in no shape that the function is given
+        captured.append(relax.Var("sizes", relax.ShapeType(sizes)))
+        arguments.append(relax.ShapeExpr(sizes))
+        function = relax.Function(captured, body, body.ty, is_pure=False)
     variable = builder.add_func(relax.utils.copy_with_new_vars(function), "branch")
     builder._begin_binding_block()
-    result = call.emit(relax.Call(variable, captured))
+    result = call.emit(relax.Call(variable, arguments))
     return relax.SeqExpr([builder._end_block()], result)
 
 
@@ -60,8 +117,6 @@ def _with_shape(call: Call, result: Expression, index: int) -> Expression:
     tensor = call.emit(relax.TupleGetItem(result, index))
     if isinstance(tensor.ty.shape, relax.ShapeExpr):
         return tensor
-    if tensor.ty.ndim < 0:
-        raise Unsupported("the branches' results have different ranks")
     dims = [tirx.Var(f"branch_{index}_{axis}", "int64") for axis in range(tensor.ty.ndim)]
     return call.builder.match_cast(tensor, relax.TensorType(dims, dtype_of(tensor)))
 
@@ -94,11 +149,10 @@ def _checked(trips: int) -> int:
 
 
 def _known_condition(condition: Value) -> bool:
-    if isinstance(condition, Constant):
-        return bool(np.ravel(condition.array)[0])
-    if isinstance(condition, Integers) and isinstance(condition.elements[0], int):
-        return bool(condition.elements[0])
-    raise Unsupported("the condition inside Loop depends on run-time values")
+    known = _known(condition)
+    if known is None:
+        raise Unsupported("the condition inside Loop depends on run-time values")
+    return known
 
 
 def _stack(call: Call, rows: Sequence[Value], axis: int) -> Expression:

@@ -14,10 +14,12 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from hybridc.lowering.call import Call, Operator, Unsupported
+from hybridc.lowering.call import Call, Invalid, Operator, Unsupported, as_expression
+from hybridc.lowering.checks import require
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
     Own,
+    at_least,
     cast,
     compute,
     emit_kernel,
@@ -46,6 +48,7 @@ def convolution(call: Call) -> Expression:
     groups = int(call.attribute("group", 1))
     outputs, per_group = call.shape(1)[:2]
     _check_channels(call, per_group * groups, outputs, groups)
+    _check_fit(call, window)
     dtype = call.dtype(0)
     data, window = _padded(call, window)
     result = call.emit(
@@ -83,6 +86,18 @@ def _check_rank(call: Call) -> None:
     declared = call.attribute("kernel_shape")
     if declared is not None and tuple(declared) != call.shape(1)[2:]:
         raise Unsupported("kernel_shape differs from the weight's shape")
+
+
+def _check_fit(call: Call, window: Window) -> None:
+    """Check that the kernel is not larger than the padded input."""
+    along = zip(call.shape(0)[2:], window.before, window.after, window.extents, strict=True)
+    for size, before, after, extent in along:
+        rest = simplify(size + before + after - extent)
+        if isinstance(rest, int) and rest < 0:
+            raise Invalid(f"a kernel over {extent} elements, and {rest + extent} of them")
+        if not at_least(rest, 0):
+            message = f"the kernel covers {extent} elements and the input has fewer"
+            require(call, lambda rest: as_expression(rest) >= 0, (rest,), message)
 
 
 def _check_channels(call: Call, channels: Dim, outputs: Dim, groups: int) -> None:

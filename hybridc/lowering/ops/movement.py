@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from hybridc.lowering.call import Call, Operator, Unsupported, as_expression
-from hybridc.lowering.checks import Invalid, checked, require_equal
+from hybridc.lowering.call import Call, Invalid, Operator, Unsupported, as_expression
+from hybridc.lowering.checks import checked, require_equal
 from hybridc.lowering.ops.at_run_time import (
     expand_at_run_time,
     first_along,

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
-from hybridc.lowering.call import Call, Converter, Operator, Unsupported
+from hybridc.lowering.call import Call, Converter, Invalid, Operator, Unsupported, shape_of
+from hybridc.lowering.checks import checked
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
     cast,
@@ -43,6 +44,8 @@ def recurrent(kind: str) -> Converter:
     """Converter for one of the recurrent operators, named ``kind``."""
 
     def convert(call: Call) -> tuple[Value, ...]:
+        if call.rank(0) != 3:
+            raise Invalid(f"{kind} of an input of rank {call.rank(0)}")
         layers = _layers(call, kind)
         batch_first = bool(call.attribute("layout", 0))
         dtype = call.dtype(0)
@@ -188,7 +191,9 @@ def _initial(call: Call, position: int, index: int, dtype: str) -> Expression | 
     value = call.value(position)
     if call.attribute("layout", 0):
         value = call.emit(relax.op.permute_dims(call.materialize(value), [1, 0, 2]))
-    return _at(call, value, index, dtype)
+    state = _at(call, value, index, dtype)
+    batch = call.shape(0)[0 if call.attribute("layout", 0) else 1]
+    return checked(call, state, (batch, shape_of(state)[1]), "batch sizes")
 
 
 def _biases(

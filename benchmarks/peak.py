@@ -1,0 +1,75 @@
+"""The machine's measured peaks on one core: multiply-adds in registers, and reads from memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+ACCUMULATORS = 12
+"""Independent vectors: enough to hide the latency of a multiply-add, few enough to stay in the
+registers of every CPU."""
+
+STEPS = 200_000
+READ_BYTES = 1 << 28
+
+
+def peak_flops(target: str) -> float:
+    """Floating-point operations per second of float32 multiply-adds that touch no memory."""
+    from hybridc.targets.llvm.cpu import parse_cpu
+
+    cpu = parse_cpu(target.partition(":")[2])
+    lanes = cpu.vector_bytes // 4
+    count = ACCUMULATORS
+    function = _build(cpu, count, lanes)
+    import tvm
+
+    start = tvm.runtime.tensor(np.full(count * lanes, 0.5, np.float32))
+    factor = tvm.runtime.tensor(np.full(lanes, 0.999, np.float32))
+    result = tvm.runtime.tensor(np.zeros(count * lanes, np.float32))
+    seconds = _best(lambda: function(start, factor, result))
+    return 2 * STEPS * count * lanes / seconds
+
+
+def _build(cpu: Any, count: int, lanes: int) -> Any:
+    """A kernel that runs ``count`` chains of dependent vector multiply-adds."""
+    import tvm
+    from tvm.script import tirx as T
+
+    vector = f"float32x{lanes}"
+
+    @T.prim_func(private=True)
+    def chains(start: T.handle, factor: T.handle, result: T.handle):
+        S = T.match_buffer(start, (count,), vector)
+        F = T.match_buffer(factor, (1,), vector)
+        R = T.match_buffer(result, (count,), vector)
+        A = T.alloc_buffer((count,), vector)
+        for i in T.unroll(count):
+            A[i] = S[i]
+        for _step in range(STEPS):
+            for i in T.unroll(count):
+                A[i] = A[i] * F[0] + F[0]
+        for i in T.unroll(count):
+            R[i] = A[i]
+
+    return tvm.compile(chains.with_attr("global_symbol", "chains"), target=cpu.target)["chains"]
+
+
+def peak_bandwidth() -> float:
+    """Bytes per second of reading an array much larger than the caches."""
+    array = np.ones(READ_BYTES // 8)
+    return READ_BYTES / _best(lambda: array.sum())
+
+
+def _best(call: Callable[[], Any], seconds: float = 1.0) -> float:
+    """The shortest of many runs."""
+    call()
+    best = float("inf")
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - begin)
+    return best
