@@ -38,21 +38,22 @@ def _build(cpu: Any, count: int, lanes: int) -> Any:
     import tvm
     from tvm.script import tirx as T
 
-    vector = f"float32x{lanes}"
-
     @T.prim_func(private=True)
     def chains(start: T.handle, factor: T.handle, result: T.handle):
-        S = T.match_buffer(start, (count,), vector)
-        F = T.match_buffer(factor, (1,), vector)
-        R = T.match_buffer(result, (count,), vector)
-        A = T.alloc_buffer((count,), vector)
+        S = T.match_buffer(start, (count * lanes,), "float32")
+        F = T.match_buffer(factor, (lanes,), "float32")
+        R = T.match_buffer(result, (count * lanes,), "float32")
+        A = T.alloc_buffer((count * lanes,), "float32")
         for i in T.unroll(count):
-            A[i] = S[i]
+            for j in T.vectorized(lanes):
+                A[i * lanes + j] = S[i * lanes + j]
         for _step in range(STEPS):
             for i in T.unroll(count):
-                A[i] = A[i] * F[0] + F[0]
+                for j in T.vectorized(lanes):
+                    A[i * lanes + j] = A[i * lanes + j] * F[j] + F[j]
         for i in T.unroll(count):
-            R[i] = A[i]
+            for j in T.vectorized(lanes):
+                R[i * lanes + j] = A[i * lanes + j]
 
     return tvm.compile(chains.with_attr("global_symbol", "chains"), target=cpu.target)["chains"]
 

@@ -1,11 +1,14 @@
 """--shape: what it accepts, what it sets, what it refuses."""
 
+import json
+
 import numpy as np
 import pytest
 
 import hybridc
 from hybridc.errors import UsageError
 from hybridc.frontend.shapes import Range, parse_shapes
+from tests.bundle.test_manifest import sealed
 from tests.models import relu_model, save, sum_model
 from tests.support import assert_compile_refused, compile_to
 from tests.support import hybridc as command
@@ -16,6 +19,8 @@ from tests.support import hybridc as command
     [
         ("x=1x3x224", "x", (1, 3, 224)),
         ("x=1..8x?", "x", (Range(1, 8), None)),
+        ("x=32..960/32x1", "x", (Range(32, 960, 32), 1)),
+        ("x=1..33/32", "x", (Range(1, 33, 32),)),
         ("batch=4", "batch", (4,)),
         ("a=b=2", "a=b", (2,)),
         ("serving:0=2x2", "serving:0", (2, 2)),
@@ -25,7 +30,10 @@ def test_parse(option, name, request_):
     assert parse_shapes([option]) == {name: request_}
 
 
-@pytest.mark.parametrize("option", ["x", "=1", "x=", "x=1x", "x=axb", "x=-1", "x=8..1", "x=1.5"])
+@pytest.mark.parametrize(
+    "option",
+    ["x", "=1", "x=", "x=1x", "x=axb", "x=-1", "x=8..1", "x=1.5", "x=4/2", "x=1..4/0", "x=1..4/2"],
+)
 def test_syntax(tmp_path, option):
     with pytest.raises(UsageError, match="--shape"):
         parse_shapes([option])
@@ -66,6 +74,34 @@ def test_nameless_dimensions_get_names(tmp_path):
     assert_compile_refused(path, tmp_path, 2, "x=x_0xx_1")
     outcome = command("compile", path, "-o", tmp_path / "b", "--shape", "x=2x3", "--no-verify")
     assert outcome.code == 0
+
+
+def test_a_range_in_steps(tmp_path):
+    report = compile_to(tmp_path / "b.hyb", sum_model(), shapes=("rows=2..10/4",), verify=True)
+    assert report.manifest.dimensions == {"rows": (2, 10)}
+    assert report.manifest.steps == {"rows": 4}
+    assert "2..10/4" in command("inspect", tmp_path / "b.hyb").stdout
+    with hybridc.load(tmp_path / "b.hyb") as model:
+        for rows in (2, 6, 10):
+            ones = np.ones((rows, 4), "f")
+            np.testing.assert_array_equal(model(left=ones, right=ones)["total"], ones + ones)
+        for rows in (1, 4, 14):
+            ones = np.ones((rows, 4), "f")
+            with pytest.raises(UsageError, match=rf"'rows' is {rows} .* 2\.\.10 in steps of 4"):
+                model(left=ones, right=ones)
+
+
+def test_a_bundle_without_steps_still_loads(tmp_path):
+    """Bundles of schema 1.1 know none."""
+    compile_to(tmp_path / "b", sum_model(), shapes=("rows=2..5",))
+    path = tmp_path / "b" / "manifest.json"
+    body = json.loads(path.read_text())
+    del body["steps"], body["digest"]
+    body["schema"] = "1.1"
+    path.write_bytes(sealed(body))
+    with hybridc.load(tmp_path / "b") as model:
+        ones = np.ones((3, 4), "f")
+        np.testing.assert_array_equal(model(left=ones, right=ones)["total"], ones + ones)
 
 
 def test_range_stays_dynamic(tmp_path):
