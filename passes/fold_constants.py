@@ -9,9 +9,14 @@ known count as constants.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import onnx
 import onnx_ir as ir
+
+ARENA_BYTES = 1 << 32
+"""Memory that one run may take: a model may ask for sizes that no memory can hold."""
 
 MAX_BYTES = 1 << 31
 """Folded values together; beyond it folding would cost more memory than it saves time."""
@@ -34,7 +39,7 @@ class FoldConstants(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fold until nothing more folds."""
         _fold_shapes(model.graph)
-        nodes = _constant_nodes(model.graph)
+        nodes = constant_nodes(model.graph)
         wanted = [value for node in nodes for value in node.outputs if _used_outside(value, nodes)]
         if not wanted:
             return ir.passes.PassResult(model, modified=False)
@@ -64,7 +69,7 @@ def _fold_shapes(graph: ir.Graph) -> None:
             _replace(graph, node.outputs[0], result)
 
 
-def _constant_nodes(graph: ir.Graph) -> set[ir.Node]:
+def constant_nodes(graph: ir.Graph) -> set[ir.Node]:
     """Nodes of the main graph that depend on constants only."""
     constant: set[ir.Node] = set()
     for node in graph:
@@ -132,10 +137,25 @@ def _run(proto: onnx.ModelProto) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    _limit_memory()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     session = onnxruntime.InferenceSession(
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return list(session.run(None, {}))
+    shrink = onnxruntime.RunOptions()
+    shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return list(session.run(None, {}, shrink))
+
+
+@cache
+def _limit_memory() -> None:
+    """Make an arena of limited size for the sessions of this process that ask for it."""
+    import onnxruntime
+
+    arena = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    place = onnxruntime.OrtMemoryInfo("Cpu", arena, 0, onnxruntime.OrtMemType.DEFAULT)
+    limits = {"max_mem": ARENA_BYTES, "arena_extend_strategy": 1}  # no more than is asked for
+    onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg(limits))
 
 
 def _replace(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:

@@ -11,10 +11,10 @@ from hybridc.passes.expand_functions import ExpandFunctions, Lowers
 from hybridc.passes.fold_affine import FoldAffine
 from hybridc.passes.fold_constants import FoldConstants
 from hybridc.passes.infer_shapes import InferShapes
+from hybridc.passes.inline_functions import InlineFunctions
 from hybridc.passes.name_nodes import NameNodes
 from hybridc.passes.simplify import Simplify
 from onnx_ir.passes.common import (
-    InlinePass,
     LiftConstantsToInitializersPass,
     RemoveInitializersFromInputsPass,
     RemoveUnusedNodesPass,
@@ -45,7 +45,7 @@ def make_steps(lowers: Lowers) -> tuple[Step, ...]:
     return (
         Step("drop stale shapes", DropStaleShapes),
         Step("name nodes", NameNodes),
-        Step("inline functions", InlinePass),
+        Step("inline functions", InlineFunctions),
         Step("initializers that are also inputs", RemoveInitializersFromInputsPass),
         Step("infer types", InferShapes, optional=True),
         Step("expand functions", lambda: ExpandFunctions(lowers), optional=True),

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 
 import onnx
 import onnx_ir as ir
+from hybridc.passes.fold_constants import constant_nodes
+
+from hybridc.frontend.limits import tensor_bytes
 
 MAX_BYTES = 1 << 30
 """Models with more initializer bytes than this do not fit a protobuf message comfortably."""
@@ -29,7 +32,7 @@ class Simplify(ir.passes.FunctionalPass):
             for value in model.graph.initializers.values()
             if value.const_value is not None
         )
-        if total > MAX_BYTES:
+        if total > MAX_BYTES or _computes_more(model.graph):
             return ir.passes.PassResult(model.clone(), modified=False)
         proto = ir.to_proto(model)
         with _quiet():
@@ -37,6 +40,18 @@ class Simplify(ir.passes.FunctionalPass):
         onnx.checker.check_model(simplified)
         _check_interface(proto.graph, simplified.graph)
         return ir.passes.PassResult(ir.from_proto(simplified), modified=True)
+
+
+def _computes_more(graph: ir.Graph) -> bool:
+    """Whether a constant is computed that is too large: onnxsim computes constants of any size."""
+    return any(
+        value.shape is not None
+        and value.shape.is_static()
+        and value.dtype is not None
+        and tensor_bytes(value.shape.numpy(), value.dtype) > MAX_BYTES
+        for node in constant_nodes(graph)
+        for value in node.outputs
+    )
 
 
 @contextmanager

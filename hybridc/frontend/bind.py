@@ -78,8 +78,9 @@ def _fitted(value: ir.Value, array: Array) -> Array:
     if value.dtype is None or value.dtype == ir.DataType.STRING:
         raise UsageError(f"--bind {value.name}: the input is not a tensor of numbers")
     dtype = value.dtype.numpy()
-    converted = array.astype(dtype)
-    if not np.array_equal(converted.astype(array.dtype), array):
+    with np.errstate(all="ignore"):  # what does not fit is told below
+        converted = array.astype(dtype)
+    if not _keeps(array, converted):
         raise UsageError(f"--bind {value.name}: {array.tolist()} does not fit {dtype.name}")
     dims = [] if value.shape is None else list(value.shape)
     if converted.ndim == 0 and all(isinstance(dim, int) for dim in dims):
@@ -89,3 +90,10 @@ def _fitted(value: ir.Value, array: Array) -> Array:
     if value.shape is not None and not fits:
         raise UsageError(f"--bind {value.name}: shape {list(converted.shape)} does not fit {dims}")
     return converted
+
+
+def _keeps(array: Array, converted: Array) -> bool:
+    """Whether a conversion kept the values; floats may be rounded, but not to infinity."""
+    if converted.dtype.kind in "iub":
+        return np.array_equal(converted.astype(array.dtype), array)
+    return np.array_equal(np.isfinite(converted.astype(np.float64)), np.isfinite(array))

@@ -19,7 +19,8 @@ import onnx_ir as ir
 
 from hybridc.errors import ModelError, UsageError
 from hybridc.frontend.border import border_types, forget_maps
-from hybridc.frontend.repair import Repairs, repair
+from hybridc.frontend.limits import check_limits
+from hybridc.frontend.repair import repair, shape_outputs
 from hybridc.frontend.upgrade import upgrade
 
 OLDEST_OPSET = 1
@@ -56,13 +57,15 @@ def read_model(path: str | os.PathLike[str]) -> Source:
         raise UsageError(f"there is no file {file}")
     proto = _parse(file)
     external = list(_external_files(proto, file))
+    check_limits(proto, file)
     _check_opset(proto, file)
     repairs = repair(proto)
     _check_valid(proto if repairs.changed else str(file), file)
     if upgrade(proto, file):
         _check_valid(proto, file)
+    shapeless = shape_outputs(proto, repairs)
     types = border_types(proto)
-    model = _deserialize(proto, repairs, file)
+    model = _deserialize(proto, shapeless, file)
     ir.external_data.set_base_dir(model.graph, file.parent)
     return Source(file, model, _checksum([file, *external]), types)
 
@@ -75,6 +78,7 @@ def source_of(proto: onnx.ModelProto) -> Source:
     """
     place = Path(proto.graph.name or "model")
     digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    check_limits(proto, place)
     _check_opset(proto, place)
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
@@ -82,18 +86,19 @@ def source_of(proto: onnx.ModelProto) -> Source:
     _check_valid(copy, place)
     if upgrade(copy, place):
         _check_valid(copy, place)
+    shapeless = shape_outputs(copy, repairs)
     types = border_types(copy)
-    return Source(place, _deserialize(copy, repairs, place), digest, types)
+    return Source(place, _deserialize(copy, shapeless, place), digest, types)
 
 
-def _deserialize(proto: onnx.ModelProto, repairs: Repairs, place: Path) -> ir.Model:
+def _deserialize(proto: onnx.ModelProto, shapeless: frozenset[str], place: Path) -> ir.Model:
     forget_maps(proto)
     try:
         model: ir.Model = ir.from_proto(proto)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(f"{place} cannot be read: {error}") from error
     for value in model.graph.outputs:
-        if value.name in repairs.shapeless:
+        if value.name in shapeless:
             value.shape = None
     return model
 

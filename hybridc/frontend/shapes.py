@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from hybridc.errors import UsageError
+from hybridc.errors import ModelError, UsageError
+from hybridc.frontend.limits import MAX_TENSOR_BYTES, tensor_bytes
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:/([1-9]\d*))?")
 
@@ -81,6 +82,7 @@ def specialize(model: ir.Model, requests: Mapping[str, tuple[Request, ...]]) -> 
     Raises:
         UsageError: A request names nothing or contradicts the model, or a dimension stays
             without a value.
+        ModelError: An input is larger than any memory.
     """
     inputs = {str(value.name): value for value in model_inputs(model) if _is_tensor(value)}
     _name_dimensions(inputs)
@@ -97,7 +99,19 @@ def specialize(model: ir.Model, requests: Mapping[str, tuple[Request, ...]]) -> 
     if unbound:
         raise UsageError(_unbound(unbound, inputs, values))
     _apply(inputs, values)
+    for value in inputs.values():
+        _check_size(value, values)
     return {name: value for name, value in values.items() if isinstance(value, Range)}
+
+
+def _check_size(value: ir.Value, values: Mapping[str, int | Range]) -> None:
+    """Refuse an input that no memory can hold, at its largest."""
+    dims = []
+    for dim in value.shape or ():
+        size = dim if isinstance(dim, int) else values[str(dim.value)]
+        dims.append(size.high if isinstance(size, Range) else size)
+    if value.dtype is not None and tensor_bytes(dims, value.dtype) > MAX_TENSOR_BYTES:
+        raise ModelError(f"input {value.name!r} of shape {dims} is larger than any memory")
 
 
 def model_inputs(model: ir.Model) -> list[ir.Value]:

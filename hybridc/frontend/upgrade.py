@@ -87,6 +87,8 @@ def upgrade(model: ModelProto, place: Path) -> bool:
     if not imports or imports[0].version >= TARGET_OPSET:
         return False
     version = imports[0].version
+    if model.functions:
+        raise ModelError(f"{place} uses opset {version} and has functions, which no exporter wrote")
     names = _names(model.graph)
     try:
         _rewrite_graph(model.graph, _Scope(names))
@@ -206,7 +208,7 @@ def _cast(node: NodeProto, _scope: _Scope) -> None:
     to = _take(node, "to")
     if isinstance(to, bytes):
         name = to.decode(errors="replace").upper()
-        if name not in TensorProto.DataType.keys():
+        if name not in set(TensorProto.DataType.keys()):
             raise _Refusal(f"there is no element type {name!r}")
         to = TensorProto.DataType.Value(name)
     _set(node, "to", to)

@@ -16,10 +16,12 @@ import tvm
 from tvm import relax, te
 
 from hybridc.errors import InternalError, UnsupportedError
+from hybridc.frontend.limits import MAX_TENSOR_BYTES
 from hybridc.lowering.bounds import known_bounds
 from hybridc.lowering.call import Call, RanksDiffer, Unsupported, dtype_of, shape_of
 from hybridc.lowering.ops import OperatorTable
 from hybridc.lowering.scope import Context, Scope
+from hybridc.lowering.sizes import shape_fault
 from hybridc.lowering.steps import in_steps, with_dimensions
 from hybridc.lowering.value import Constant, Expression
 from hybridc.targets.protocol import ResultType, Section
@@ -119,6 +121,10 @@ def _values_read(node: ir.Node) -> Iterator[ir.Value | None]:
 def _parameter(context: Context, index: int, value: ir.Value) -> relax.Var:
     if value.shape is None or value.dtype is None:
         raise InternalError(f"value {value.name!r} crosses parts without a shape or type")
+    dims = [dim for dim in value.shape if isinstance(dim, int)]
+    fault = shape_fault(dims, value.dtype.itemsize, MAX_TENSOR_BYTES)
+    if fault is not None:
+        raise UnsupportedError(f"value {value.name!r} {fault}")
     shape = [context.dimension(dim) for dim in value.shape]
     return relax.Var(f"input_{index}", relax.TensorType(shape, value.dtype.numpy().name))
 

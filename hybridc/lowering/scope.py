@@ -16,7 +16,20 @@ from hybridc.lowering import folding, symbolic
 from hybridc.lowering.call import Call, Invalid, RanksDiffer, Unsupported
 from hybridc.lowering.ops import OperatorTable
 from hybridc.lowering.ops.control import either
+from hybridc.lowering.sizes import check_sizes
 from hybridc.lowering.value import Constant, Expression, Value
+
+_FAILURES = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
+    MemoryError,
+)
+"""What TVM and numpy raise for a node that makes no sense."""
 
 INLINE_BYTES = 16
 """Constants of at most this size are written into the code instead of the weights."""
@@ -98,10 +111,8 @@ class Scope:
         inputs = [None if value is None else self.value(value) for value in node.inputs]
         opset = context.opsets.get(node.domain, 1)
         call = Call(node, inputs, opset, context.builder, context.weight, self.lower_graph)
-        known = symbolic.evaluate(call)
-        results = folding.fold(call) if known is None else (known,)
-        if results is None:
-            results = _convert(call, context.table)
+        results = _results(call, context.table)
+        check_sizes(call, results)
         self.values.update(zip(node.outputs, results, strict=False))
 
     def lower_graph(self, graph: ir.Graph, inputs: Mapping[ir.Value, Value]) -> list[Value]:
@@ -146,16 +157,23 @@ class Scope:
         return list(either(call, ways))
 
 
+def _results(call: Call, table: OperatorTable) -> tuple[Value, ...]:
+    """What a node computes: known already, or as its converter builds it."""
+    try:
+        known = symbolic.evaluate(call)
+        results = folding.fold(call) if known is None else (known,)
+        return _convert(call, table) if results is None else results
+    except _FAILURES as error:
+        raise Unsupported(f"lowering failed: {_last_line(error)}") from error
+
+
 def _convert(call: Call, table: OperatorTable) -> tuple[Value, ...]:
     node = call.node
     convert = table.find(node.domain, node.op_type, call.opset)
     if convert is None:
         domain = node.domain or "ai.onnx"
         raise Unsupported(f"{domain} {node.op_type} at opset {call.opset} has no converter")
-    try:
-        results = convert(call)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
-        raise Unsupported(f"lowering failed: {_last_line(error)}") from error
+    results = convert(call)
     return results if isinstance(results, tuple) else (results,)
 
 

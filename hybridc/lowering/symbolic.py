@@ -20,6 +20,9 @@ from hybridc.lowering.value import Constant, Integers, Value
 MAX_ELEMENTS = 64
 """Constants longer than this are data, not sizes."""
 
+MAX_EXPRESSION = 256
+"""Parts of an expression for one size; larger ones are computed when the model runs."""
+
 
 def evaluate(call: Call) -> Value | None:
     """Result of a node that only computes sizes, or ``None`` if it is not such a node."""
@@ -67,8 +70,23 @@ def _as_objects(value: Value | None) -> np.ndarray[Any, Any] | None:
     return None
 
 
+def _is_large(element: Any) -> bool:
+    """Whether an expression is so large that simplifying it would not end."""
+    count = 0
+
+    def visit(_expression: Any) -> None:
+        nonlocal count
+        count += 1
+
+    if not isinstance(element, int):
+        tirx.stmt_functor.post_order_visit(element, visit)
+    return count > MAX_EXPRESSION
+
+
 def _as_value(result: np.ndarray[Any, Any] | None, call: Call) -> Integers | None:
     if result is None or np.ndim(result) > 1:
+        return None
+    if any(_is_large(element) for element in np.ravel(result)):
         return None
     elements = tuple(_simplified(element) for element in np.ravel(result))
     dtype = call.node.outputs[0].dtype

@@ -59,9 +59,7 @@ def assert_gives(model, expected: np.ndarray | Sequence[np.ndarray], x=X) -> Non
 def test_second_operand_at_an_axis(dims, axis, aligned):
     b = np.asarray(random(*dims, seed=1))
     options = {} if axis is None else {"axis": axis}
-    model = old_model(
-        [node("Add", "x b", "y", broadcast=1, **options)], X.shape, {"b": b}, opset=1
-    )
+    model = old_model([node("Add", "x b", "y", broadcast=1, **options)], X.shape, {"b": b}, opset=1)
     assert_gives(model, X + b.reshape(aligned))
 
 
@@ -166,9 +164,7 @@ def test_batch_normalization_and_dropout_for_inference():
     parts = {name: np.abs(random(3, seed=i)) for i, name in enumerate("abcd")}
     nodes = [
         node("Dropout", "x", "kept", is_test=1, consumed_inputs=[0]),
-        node(
-            "BatchNormalization", "kept a b c d", "y", is_test=1, consumed_inputs=[0, 0, 0, 1, 1]
-        ),
+        node("BatchNormalization", "kept a b c d", "y", is_test=1, consumed_inputs=[0, 0, 0, 1, 1]),
     ]
     scale, bias, mean, variance = (part.reshape(3, 1, 1) for part in parts.values())
     model = old_model(nodes, X.shape, parts, opset=1)

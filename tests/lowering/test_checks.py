@@ -20,15 +20,13 @@ def assert_right(model, loaded, **inputs):
     assert_close(loaded.run(inputs), run_reference(model, inputs))
 
 
-@pytest.mark.parametrize("operator", ["Add", "Max", "PRelu", "Pow"])
+@pytest.mark.parametrize("operator", ["Add", "Max", "Pow"])
 def test_sizes_that_broadcast_at_run_time(tmp_path, operator):
     """Equal, or one of them 1; what follows goes on with the common size."""
     nodes = [node(operator, "a b", "y", "first"), node("Mul", "y a", "z", "second")]
     model = make_model(nodes, {"a": ("p", 4), "b": ("q", 4)}, {"z": (None, 4)})
     with compiled(model, tmp_path, "p=1..8", "q=1..8") as loaded:
         for p, q in ((2, 2), (1, 1), (3, 1), (1, 3)):
-            if operator == "PRelu" and q > p:
-                continue  # a slope does not widen the data
             assert_right(model, loaded, a=np.abs(random(p, 4)), b=random(q, 4, seed=1))
         with pytest.raises(UsageError, match=r"first \(.*\): .* differ"):
             loaded.run({"a": random(2, 4), "b": random(3, 4)})
@@ -145,10 +143,10 @@ def choosing_model(then_rank, last):
 
 def test_branches_of_different_ranks(tmp_path):
     """What follows the If is compiled once for each."""
-    model = choosing_model(1, node("MatMul", "chosen w", "y", "product"))
+    model = choosing_model(1, node("ReduceL2", "chosen", "y", "length", keepdims=0))
     with compiled(model, tmp_path, "n=1..3") as loaded:
-        assert_right(model, loaded, x=random(1, 4), flag=np.array(False))
-        assert_right(model, loaded, x=random(3, 4), flag=np.array(False))
+        for rows, flag in ((1, False), (3, False), (1, True)):
+            assert_right(model, loaded, x=random(rows, 4), flag=np.array(flag))
         with pytest.raises(UsageError, match=r"squeeze \(Squeeze\)"):
             loaded.run({"x": random(3, 4), "flag": np.array(True)})
 

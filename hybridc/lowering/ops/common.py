@@ -18,6 +18,9 @@ from hybridc.lowering.bounds import analyzer_for
 from hybridc.lowering.call import Call, Unsupported, as_dim, as_expression, shape_of
 from hybridc.lowering.value import Constant, Dim, Expression, Integers, Value
 
+MAX_OPERANDS = 64
+"""Tensors that one kernel combines; TVM's time and stack grow with them."""
+
 HALF_TYPES = ("float16", "bfloat16")
 """Types whose sums are accumulated in float32."""
 

@@ -1,32 +1,47 @@
-"""Control flow: If, and Loop and Scan whose number of iterations is known.
+"""Control flow: If, Loop and Scan.
 
 A condition known at compile time leaves one branch. Otherwise each branch becomes a function of
 the values that it captures, so that it is fused and its memory planned on its own:
 
     If(c) --> if c: then(captured ...) else: otherwise(captured ...)
 
-Loops are unrolled up to :data:`MAX_UNROLLED` iterations.
+Loops are unrolled up to :data:`MAX_UNROLLED` iterations; longer ones, and those whose number of
+iterations only running tells, are left to :mod:`run_time_loop`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
-from hybridc.lowering.call import Call, Invalid, Operator, RanksDiffer, Unsupported, dtype_of
-from hybridc.lowering.checks import require_element
-from hybridc.lowering.value import Constant, Expression, Integers, Value
+from hybridc.lowering.call import (
+    Call,
+    Invalid,
+    Operator,
+    RanksDiffer,
+    Unsupported,
+    dtype_of,
+    shape_of,
+)
+from hybridc.lowering.checks import require_element, require_equal
+from hybridc.lowering.ops.common import Own, compute, emit_kernel
+from hybridc.lowering.ops.run_time_loop import emit_loop
+from hybridc.lowering.value import Constant, Dim, Expression, Integers, Value
 
 Way: TypeAlias = Callable[[], Sequence[Value]]
 """Emits code and gives its results."""
 
 MAX_UNROLLED = 256
 """Iterations; a longer loop would make more code than it saves time."""
+
+ENDLESS = 1 << 62
+"""Iterations of a loop that only its condition ends."""
 
 
 def if_(call: Call) -> tuple[Value, ...]:
@@ -122,80 +137,203 @@ def _with_shape(call: Call, result: Expression, index: int) -> Expression:
 
 
 def loop(call: Call) -> tuple[Value, ...]:
-    """A loop with a trip count and a condition that are known at compile time."""
-    if not call.has(0):
-        raise Unsupported("Loop without a trip count")
-    trips = int(np.ravel(call.constant(0, "the trip count of Loop"))[0])
+    """A loop, unrolled if the number of its iterations is known and small."""
+    trips = _known_number(call, 0)
+    going = _known(call.value(1)) if call.has(1) else True
+    if going is False:
+        trips, going = 0, True
+    if trips is None or trips > MAX_UNROLLED or going is None:
+        return _run_time_loop(call)
+    try:
+        return _unrolled_loop(call, trips)
+    except _StopsAtRunTime:
+        return _run_time_loop(call)
+
+
+class _StopsAtRunTime(Unsupported):
+    """Only running tells after which iteration a loop ends."""
+
+
+def _known_number(call: Call, index: int) -> int | None:
+    """An integer that is known while compiling, or ``None``."""
+    if not call.has(index) or not call.is_known(index):
+        return None
+    (number,) = call.integers(index, "the trip count of Loop")
+    return number if isinstance(number, int) else None
+
+
+def _unrolled_loop(call: Call, trips: int) -> tuple[Value, ...]:
     body: ir.Graph = call.attribute("body")
     carried = [call.value(index) for index in range(2, len(call.inputs))]
-    going = not call.has(1) or bool(np.ravel(call.constant(1, "the condition of Loop"))[0])
     scanned: list[list[Value]] = [[] for _ in body.outputs[1 + len(carried) :]]
-    for trip in range(_checked(trips)):
-        if not going:
-            break
+    for trip in range(trips):
         values = [Integers((trip,), rank=0), Constant("condition", np.array(True)), *carried]
         condition, *results = call.lower_graph(body, dict(zip(body.inputs, values, strict=True)))
-        going = _known_condition(condition)
         carried, rows = results[: len(carried)], results[len(carried) :]
         for column, row in zip(scanned, rows, strict=True):
             column.append(row)
+        going = _known(condition)
+        if going is None:
+            raise _StopsAtRunTime("the condition inside Loop depends on run-time values")
+        if not going:
+            break
+    if scanned and not scanned[0]:
+        return _run_time_loop(call)
     return (*carried, *(_stack(call, rows, 0) for rows in scanned))
 
 
-def _checked(trips: int) -> int:
-    if trips > MAX_UNROLLED:
-        raise Unsupported(f"{trips} iterations; loops are unrolled up to {MAX_UNROLLED}")
-    return trips
+def _run_time_loop(call: Call) -> tuple[Value, ...]:
+    """A loop that ends when its condition or its trip count, read when it runs, say so."""
+    body: ir.Graph = call.attribute("body")
+    carried = [call.tensor(index) for index in range(2, len(call.inputs))]
+
+    def step(
+        number: Dim, state: list[Expression]
+    ) -> tuple[Expression, list[Expression], list[Expression]]:
+        values = [Integers((number,), rank=0), Constant("condition", np.array(True)), *state]
+        results = call.lower_graph(body, dict(zip(body.inputs, values, strict=True)))
+        condition, *tensors = map(call.materialize, results)
+        return condition, tensors[: len(state)], tensors[len(state) :]
+
+    start = Constant(f"{call.node.name}.start", np.array(True))
+    going = call.materialize(call.value(1) if call.has(1) else start)
+    scalar = call.emit(relax.op.reshape(going, ()))
+    results, rows = emit_loop(call, _trips(call), scalar, carried, step)
+    return (*results, *rows)
 
 
-def _known_condition(condition: Value) -> bool:
-    known = _known(condition)
-    if known is None:
-        raise Unsupported("the condition inside Loop depends on run-time values")
-    return known
+def _trips(call: Call) -> Dim:
+    """The trip count of a Loop, not negative; without one, no end."""
+    if not call.has(0):
+        return ENDLESS
+    known = _known_number(call, 0)
+    if known is not None:
+        return min(max(known, 0), ENDLESS)
+    zero = relax.const(np.array(0, np.int64), "int64")
+    count = call.emit(relax.op.reshape(call.tensor(0), ()))
+    count = call.emit(relax.op.maximum(count, zero))
+    ceiling = relax.const(np.array(ENDLESS, np.int64), "int64")
+    return call.dims_of(call.emit(relax.op.minimum(count, ceiling)), "the trip count")[0]
 
 
 def _stack(call: Call, rows: Sequence[Value], axis: int) -> Expression:
-    if not rows:
-        raise Unsupported("a scan output of a loop that runs no iteration")
     tensors = [call.emit(relax.op.expand_dims(call.materialize(row), axis)) for row in rows]
     return call.emit(relax.op.concat(tensors, axis))
 
 
-def scan(call: Call) -> tuple[Value, ...]:
-    """A loop over slices of its inputs, from opset 9 on."""
-    body: ir.Graph = call.attribute("body")
+@dataclass(frozen=True)
+class _Scan:
+    """The attributes of Scan.
+
+    Attributes:
+        states: How many values are carried.
+        axes: Axis of each input that is taken apart.
+        backward: Whether that is done from its end.
+        out_axes: Axis along which each result is put together.
+        out_backward: Whether in reverse.
+    """
+
+    states: int
+    axes: list[int]
+    backward: list[bool]
+    out_axes: list[int]
+    out_backward: list[bool]
+
+
+def _scan_of(call: Call) -> _Scan:
     scans = int(call.attribute("num_scan_inputs"))
     states = len(call.inputs) - scans
-    outputs = len(body.outputs) - states
-    in_axes = call.attribute("scan_input_axes") or [0] * scans
-    in_directions = call.attribute("scan_input_directions") or [0] * scans
-    out_axes = call.attribute("scan_output_axes") or [0] * outputs
-    out_directions = call.attribute("scan_output_directions") or [0] * outputs
-    carried = [call.value(index) for index in range(states)]
-    sources = [call.tensor(states + index) for index in range(scans)]
-    length = call.static_shape(states, "the input of Scan")[in_axes[0]]
-    scanned: list[list[Value]] = [[] for _ in range(outputs)]
-    for trip in range(_checked(length)):
-        slices = [
-            _slice(call, source, axis, length - 1 - trip if backward else trip)
-            for source, axis, backward in zip(sources, in_axes, in_directions, strict=True)
+    outputs = len(call.attribute("body").outputs) - states
+    axes = call.attribute("scan_input_axes") or [0] * scans
+    ranks = [call.rank(states + index) for index in range(scans)]
+    return _Scan(
+        states,
+        [axis % rank for axis, rank in zip(axes, ranks, strict=True)],
+        [bool(way) for way in call.attribute("scan_input_directions") or [0] * scans],
+        call.attribute("scan_output_axes") or [0] * outputs,
+        [bool(way) for way in call.attribute("scan_output_directions") or [0] * outputs],
+    )
+
+
+def scan(call: Call) -> tuple[Value, ...]:
+    """A loop over slices of its inputs, from opset 9 on."""
+    how = _scan_of(call)
+    length = call.shape(how.states)[how.axes[0]]
+    for index, axis in enumerate(how.axes):
+        require_equal(call, call.shape(how.states + index)[axis], length, "lengths of scan inputs")
+    carried = [call.value(index) for index in range(how.states)]
+    if isinstance(length, int) and 0 < length <= MAX_UNROLLED:
+        return _unrolled_scan(call, how, carried, length)
+    state = [call.materialize(value) for value in carried]
+    going = call.materialize(Constant(f"{call.node.name}.start", np.array(True)))
+
+    def step(
+        number: Dim, state: list[Expression]
+    ) -> tuple[Expression, list[Expression], list[Expression]]:
+        results = [
+            call.materialize(value) for value in _scan_step(call, how, state, number, length)
         ]
-        inputs = dict(zip(body.inputs, [*carried, *slices], strict=True))
-        results = call.lower_graph(body, inputs)
-        carried = results[:states]
-        for column, row in zip(scanned, results[states:], strict=True):
+        return going, results[: how.states], results[how.states :]
+
+    results, rows = emit_loop(call, length, going, state, step)
+    return (*results, *(_arranged(call, how, index, row) for index, row in enumerate(rows)))
+
+
+def _unrolled_scan(
+    call: Call, how: _Scan, carried: Sequence[Value], length: int
+) -> tuple[Value, ...]:
+    scanned: list[list[Value]] = [[] for _ in how.out_axes]
+    for trip in range(length):
+        results = _scan_step(call, how, carried, trip, length)
+        carried = results[: how.states]
+        for column, row in zip(scanned, results[how.states :], strict=True):
             column.append(row)
-    for column, backward in zip(scanned, out_directions, strict=True):
+    for column, backward in zip(scanned, how.out_backward, strict=True):
         if backward:
             column.reverse()
-    stacked = zip(scanned, out_axes, strict=True)
+    stacked = zip(scanned, how.out_axes, strict=True)
     return (*carried, *(_stack(call, rows, axis) for rows, axis in stacked))
 
 
-def _slice(call: Call, source: Expression, axis: int, index: int) -> Expression:
-    piece = relax.op.strided_slice(source, [axis], [index], [index + 1])
-    return call.emit(relax.op.squeeze(call.emit(piece), axis))
+def _scan_step(
+    call: Call, how: _Scan, carried: Sequence[Value], number: Dim, length: Dim
+) -> list[Value]:
+    """What one iteration of Scan gives."""
+    body: ir.Graph = call.attribute("body")
+    slices = [
+        _slice(call, call.tensor(how.states + i), axis, length - 1 - number if backward else number)
+        for i, (axis, backward) in enumerate(zip(how.axes, how.backward, strict=True))
+    ]
+    return call.lower_graph(body, dict(zip(body.inputs, [*carried, *slices], strict=True)))
+
+
+def _arranged(call: Call, how: _Scan, index: int, rows: Expression) -> Expression:
+    """Rows along the first axis, in the direction and along the axis that Scan asks for."""
+    if how.out_backward[index]:
+        rows = call.emit(relax.op.flip(rows, 0))
+    rank = rows.ty.ndim
+    order = list(range(1, rank))
+    order.insert(how.out_axes[index] % rank, 0)
+    return rows if order[0] == 0 else call.emit(relax.op.permute_dims(rows, order))
+
+
+def _slice(call: Call, source: Expression, axis: int, index: Dim) -> Expression:
+    """One slice of a tensor along an axis, without that axis."""
+    if isinstance(index, int):
+        piece = relax.op.strided_slice(source, [axis], [index], [index + 1])
+        return call.emit(relax.op.squeeze(call.emit(piece), axis))
+    shape = shape_of(source)
+    rest = [*shape[:axis], *shape[axis + 1 :]]
+
+    def kernel(own: Own, data: te.Tensor) -> te.Tensor:
+        def element(*place: Any) -> Any:
+            return data(*place[:axis], own(index), *place[axis:])
+
+        return compute(map(own, rest), element, "slice")
+
+    # As an input, so that the kernel knows the variables.
+    sizes = call.with_inputs([Integers((index, *rest))])
+    return emit_kernel(sizes, kernel, source, name="slice")
 
 
 OPERATORS: tuple[Operator, ...] = (

@@ -17,6 +17,7 @@ from hybridc.lowering.call import Call, Converter, Operator, Unsupported
 from hybridc.lowering.checks import broadcastable
 from hybridc.lowering.ops.activation import ACTIVATIONS
 from hybridc.lowering.ops.common import (
+    MAX_OPERANDS,
     dtype_name,
     element_type,
     elementwise_operand,
@@ -61,10 +62,22 @@ def variadic(function: Callable[[Any, Any], Any], name: str) -> Converter:
 
     def convert(call: Call) -> Value:
         call = broadcastable(call)
-        values = [call.value(i) for i in range(len(call.inputs))]
-        return map_elements(call, lambda *items: reduce(function, items), *values, name=name)
+        return _combined(call, function, name)
 
     return convert
+
+
+def _combined(call: Call, function: Callable[[Any, Any], Any], name: str) -> Value:
+    """All inputs combined; very many are combined in groups, for TVM's recursion to end."""
+    values = [call.value(i) for i in range(len(call.inputs))]
+
+    def combine(some: list[Value]) -> Value:
+        return map_elements(call, lambda *items: reduce(function, items), *some, name=name)
+
+    while len(values) > MAX_OPERANDS:
+        groups = range(0, len(values), MAX_OPERANDS)
+        values = [combine(values[start : start + MAX_OPERANDS]) for start in groups]
+    return combine(values)
 
 
 def mean(call: Call) -> Expression:
@@ -72,6 +85,8 @@ def mean(call: Call) -> Expression:
     call = broadcastable(call)
     values = [call.value(i) for i in range(len(call.inputs))]
     count = len(values)
+    if count > MAX_OPERANDS:
+        values = [_combined(call, lambda left, right: left + right, "sum")]
 
     def average(*items: Any) -> Any:
         return reduce(lambda left, right: left + right, items) / number(count, items[0])

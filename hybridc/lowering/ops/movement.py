@@ -20,6 +20,7 @@ from hybridc.lowering.ops.at_run_time import (
     unsqueeze_at_run_time,
 )
 from hybridc.lowering.ops.common import (
+    MAX_OPERANDS,
     Own,
     at_least,
     broadcast_shape,
@@ -163,6 +164,10 @@ def concat(call: Call) -> Value:
             raise Invalid(f"Concat of ranks {len(first)} and {call.rank(i)}")
         shape = [*first[:axis], call.shape(i)[axis], *first[axis + 1 :]]
         pieces.append(checked(call, call.tensor(i), shape, "sizes to put together"))
+    while len(pieces) > MAX_OPERANDS:
+        groups = range(0, len(pieces), MAX_OPERANDS)
+        parts = [pieces[start : start + MAX_OPERANDS] for start in groups]
+        pieces = [call.emit(relax.op.concat(part, axis)) for part in parts]
     return call.emit(relax.op.concat(pieces, axis))
 
 

@@ -1,0 +1,66 @@
+"""The cuda target: NVIDIA GPUs, with their code compiled on the machine that compiles the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hybridc.targets.protocol import Artifact, Compatibility, Found, Section
+
+if TYPE_CHECKING:
+    from hybridc.lowering.lower import Lowered
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """NVIDIA GPUs of one or several architectures."""
+
+    kind: str = "cuda"
+
+    def check(self, specification: str) -> None:
+        """Refuse an architecture that is not written as nvcc writes it."""
+        from hybridc.targets.cuda.architectures import parse_gpu
+
+        parse_gpu(specification)
+
+    def lower(self, section: Section, specification: str) -> Lowered:
+        """A section as a Relax module whose kernels a GPU can run."""
+        from hybridc.targets.gpu.lower import lower_for_gpu
+
+        return lower_for_gpu(section)
+
+    def build(self, lowered: Lowered, specification: str) -> Artifact:
+        """Compile a Relax module to a shared library with the device code in it."""
+        from hybridc.targets.cuda.architectures import parse_gpu
+        from hybridc.targets.cuda.build import build
+
+        return build(lowered.module, lowered.weights, parse_gpu(specification))
+
+    def runtime_library(self, stem: str, specification: str) -> bytes:
+        """A library of TVM's runtime for the host's architecture."""
+        from hybridc.targets.cuda.architectures import parse_gpu
+        from hybridc.targets.llvm.runtime_library import runtime_library
+
+        return runtime_library(stem, parse_gpu(specification).host.architecture)
+
+    def compatibility(self, specification: str) -> Compatibility:
+        """The host that the calling code needs, and the GPUs that the kernels run on."""
+        from hybridc.targets.cuda.architectures import parse_gpu
+
+        gpu = parse_gpu(specification)
+        return Compatibility(
+            gpu.name,
+            gpu.host.architecture,
+            gpu.host.kernel_flags,
+            device_code=gpu.device_code,
+            libraries=(gpu.runtime_library,),
+        )
+
+    def probe(self) -> list[Found]:
+        """The GPUs that the driver shows, and what building for them needs."""
+        from hybridc.targets.cuda.probe import probe
+
+        return probe()
+
+
+TARGET = CudaTarget()

@@ -1,0 +1,66 @@
+"""From a Relax module to a shared library with kernels for GPUs.
+
+lowered -> legalize -> fuse -> schedule -> plan memory -> LLVM and CUDA source -> nvcc -> link
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import tvm
+from hybridc.targets.cuda.architectures import Gpu
+from hybridc.targets.cuda.nvcc import compile_source
+from hybridc.targets.cuda.pack import packer
+from hybridc.targets.gpu.pipeline import finalize, fuse
+from hybridc.targets.gpu.schedules import schedule_module
+from hybridc.targets.llvm.link import linker_for
+from hybridc.targets.llvm.memory import planned_bytes
+from hybridc.targets.protocol import Artifact
+from tvm import relax
+
+from hybridc.bundle.tensors import Array
+
+RUNTIME = ("tvm_runtime", "tvm_runtime_cuda")
+
+
+def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artifact:
+    """Compile a lowered part for GPUs.
+
+    Args:
+        module: A Relax module whose ``main`` takes the weights as one tuple, last.
+        weights: Their arrays by ONNX name, in order.
+        gpu: The architectures, and the host.
+
+    Raises:
+        DeviceError: No linker for the host's architecture, or no CUDA compiler, is installed.
+    """
+    link = linker_for(gpu.host)
+    module = compiled_graph(module, gpu)
+    executable = build_executable(module, gpu)
+    with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
+        path = Path(folder) / "part.so"
+        pack = packer(lambda source: compile_source(source, gpu.architectures), gpu.host)
+        executable.export_library(
+            str(path), fcompile=link, fpack_imports=pack, workspace_dir=folder
+        )
+        library = path.read_bytes()
+    return Artifact(library, planned_bytes(module), RUNTIME, weights)
+
+
+def compiled_graph(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
+    """The module with scheduled kernels and planned memory."""
+    with gpu.target:
+        return finalize(schedule_module(fuse(module), gpu.target, gpu.limits))
+
+
+def build_executable(module: tvm.IRModule, gpu: Gpu) -> relax.VMExecutable:
+    """Host code, and the kernels as CUDA source."""
+    with gpu.target:
+        return relax.build(module, gpu.target, relax_pipeline=_nothing)
+
+
+@tvm.transform.module_pass(opt_level=0, name="Nothing")  # type: ignore[untyped-decorator]
+def _nothing(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    return module

@@ -1,0 +1,20 @@
+"""What a kernel may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one block of threads.
+
+    Attributes:
+        threads: Most threads.
+        warp: Threads that run in step; 1 if nothing is known of that.
+        shared_bytes: Most shared memory.
+    """
+
+    threads: int
+    warp: int
+    shared_bytes: int

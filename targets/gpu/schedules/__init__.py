@@ -1,0 +1,76 @@
+"""Schedules for GPUs: which loops of a fused function become blocks and threads.
+
+:func:`schedule_module` schedules every function. One that is written as a program gets the threads
+that its parallel loops offer. For the others the rules are tried in order; the first that fits
+wins. A rule is a function ``(Schedule, Limits) -> Schedule`` that may change the schedule it is
+given and raises if the function is not of its kind. Every rule must give a right kernel for every
+function that it takes, so no barrier may stand where only some threads of a block come by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from hybridc.targets.gpu.limits import Limits
+from hybridc.targets.gpu.schedules.programs import schedule_program
+from hybridc.targets.gpu.schedules.rows import schedule_rows
+from hybridc.targets.gpu.schedules.stages import schedule_stages
+from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_spatial, store_of
+from hybridc.targets.llvm.schedules.loops import Misfit
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+Rule = Callable[[Schedule, Limits], Schedule]
+
+
+def schedule_module(module: tvm.IRModule, target: Any, limits: Limits) -> tvm.IRModule:
+    """Schedule every fused function of a module.
+
+    Args:
+        module: A Relax ``main`` and the functions that ``FuseTIR`` made.
+        target: The ``tvm.target.Target``.
+        limits: What a block of threads may use.
+    """
+    with target:
+        functions = {
+            variable: schedule_function(function, limits)
+            if isinstance(function, tirx.PrimFunc)
+            else function
+            for variable, function in module.functions.items()
+        }
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+
+
+def schedule_function(function: tirx.PrimFunc, limits: Limits) -> tirx.PrimFunc:
+    """Schedule one function with the first rule that fits; one fits every function."""
+    schedule = Schedule(tvm.IRModule({"main": function}))
+    if not all(_is_computed(schedule.get(block)) for block in blocks_of(schedule)):
+        return schedule_program(function, limits)
+    for rule in _RULES:
+        scheduled = apply_rule(rule, function, limits)
+        if scheduled is not None:
+            return scheduled
+    return schedule_stages(schedule, limits).mod["main"]
+
+
+def apply_rule(rule: Rule, function: tirx.PrimFunc, limits: Limits) -> tirx.PrimFunc | None:
+    """The function scheduled by one rule, or ``None`` if the rule does not fit.
+
+    Schedule primitives refuse what would change the result by raising; that, too, means that
+    the rule does not fit.
+    """
+    schedule = Schedule(tvm.IRModule({"main": function}))
+    try:
+        return rule(schedule, limits).mod["main"]
+    except (Misfit, RuntimeError, ValueError, TypeError):
+        return None
+
+
+def _is_computed(block: Any) -> bool:
+    """Whether a block computes an element by a formula or by a reduction."""
+    return (is_spatial(block) and store_of(block) is not None) or is_reduction(block)
+
+
+_RULES: tuple[Rule, ...] = (schedule_rows,)
