@@ -3,12 +3,13 @@
 # make help    the other targets
 
 PYTHON ?= python3
+SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly lint types fast format clean system
+.PHONY: help demo test nightly fuzz lint types fast format clean system
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -21,6 +22,12 @@ test: system $(STAMP) lint types  ## Lint, type-check, and run all tests.
 
 nightly: $(STAMP)  ## Ten thousand random graphs against ONNX Runtime.
 	HYBRIDC_GRAPHS=10000 $(BIN)/python -m pytest tests/graphs
+
+fuzz: $(STAMP)  ## Damaged models for SECONDS=600; stops at the first that breaks the compiler.
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[fuzz]"
+	mkdir -p .cache/fuzz
+	$(BIN)/python -m tests.fuzz.fuzz_models .cache/fuzz -max_total_time=$(SECONDS) \
+		-timeout=120 -rss_limit_mb=8192 -artifact_prefix=.cache/fuzz-
 
 fast: $(STAMP)  ## Run the tests that take seconds.
 	$(BIN)/python -m pytest -m "not slow"

@@ -142,6 +142,8 @@ def _device_spec(device: Device, parts: Sequence[BuiltPart]) -> DeviceSpec:
         needs.cpu_flags,
         memory,
         needs.packages,
+        needs.device_code,
+        needs.libraries,
     )
 
 

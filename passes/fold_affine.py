@@ -75,8 +75,12 @@ def _has_constant_weights(node: ir.Node) -> bool:
     """Whether a node is a convolution or Gemm whose weights and bias can be changed."""
     if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.outputs) != 1:
         return False
+    if len(node.inputs) < 2:
+        return False
     weight = _contents(node.inputs[1])
     if weight is None or weight.dtype.kind != "f":
+        return False
+    if weight.ndim < 2 or (node.op_type == "Gemm" and weight.ndim != 2):
         return False
     if node.op_type == "Gemm" and node.attributes.get_float("beta", 1.0) != 1.0:
         return False

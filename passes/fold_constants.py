@@ -21,7 +21,7 @@ ARENA_BYTES = 1 << 32
 MAX_BYTES = 1 << 31
 """Folded values together; beyond it folding would cost more memory than it saves time."""
 
-_NOT_PURE = frozenset(
+NOT_PURE = frozenset(
     (
         "Bernoulli",
         "Multinomial",
@@ -73,7 +73,7 @@ def constant_nodes(graph: ir.Graph) -> set[ir.Node]:
     """Nodes of the main graph that depend on constants only."""
     constant: set[ir.Node] = set()
     for node in graph:
-        if node.domain or node.op_type in _NOT_PURE or _has_subgraph(node):
+        if node.domain or node.op_type in NOT_PURE or _has_subgraph(node):
             continue
         if all(_is_constant(value, constant) for value in node.inputs):
             constant.add(node)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import onnx
 import onnx_ir as ir
 from hybridc.passes.fold_constants import constant_nodes
+from hybridc.passes.infer_shapes import has_long_vector
 
 from hybridc.frontend.limits import tensor_bytes
 
@@ -32,7 +33,7 @@ class Simplify(ir.passes.FunctionalPass):
             for value in model.graph.initializers.values()
             if value.const_value is not None
         )
-        if total > MAX_BYTES or _computes_more(model.graph):
+        if total > MAX_BYTES or _computes_more(model.graph) or has_long_vector(model):
             return ir.passes.PassResult(model.clone(), modified=False)
         proto = ir.to_proto(model)
         with _quiet():

@@ -98,12 +98,16 @@ class Compatibility:
         architecture: Host architecture, as ``uname -m`` prints it; empty if any will do.
         cpu_flags: Flags that /proc/cpuinfo must list.
         packages: Python packages with their lowest version, as in ``onnxruntime>=1.32``.
+        device_code: What an accelerator's code was made for: ``sm_90``, or ``compute_90`` for PTX.
+        libraries: Shared libraries that must be installed beside the driver.
     """
 
     built_for: str
     architecture: str
     cpu_flags: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    device_code: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,57 @@
-"""Element types that numpy does not have: bfloat16 and float8, through the package ml_dtypes.
+"""Element types that numpy does not have, and how the loader does without the package for them.
 
-They are looked up only when a bundle uses them, so that the loader does without the package
-otherwise.
+The package ml_dtypes has bfloat16 and the narrow types: floats of a byte or less, and integers
+below a byte. It is looked up only when a bundle uses them.
+
+Compiled code, weights and stored samples hold each number of a narrow type in a byte, its carrier:
+int4 as int8, uint4 as uint8, a float as its bit pattern in the low bits of a uint8. Without the
+package, callers give and get the carriers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from hybridc.errors import DeviceError
 
-NARROW = frozenset(
-    ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-)
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """The byte that holds a number of a narrow type.
+
+    Attributes:
+        dtype: numpy's name of its type.
+        low: Least value.
+        high: Greatest value.
+    """
+
+    dtype: str
+    low: int
+    high: int
+
+
+NARROW = {
+    "int2": Carrier("int8", -2, 1),
+    "uint2": Carrier("uint8", 0, 3),
+    "int4": Carrier("int8", -8, 7),
+    "uint4": Carrier("uint8", 0, 15),
+    "float4_e2m1fn": Carrier("uint8", 0, 15),
+    "float6_e2m3fn": Carrier("uint8", 0, 63),
+    "float6_e3m2fn": Carrier("uint8", 0, 63),
+    "float8_e4m3fn": Carrier("uint8", 0, 255),
+    "float8_e4m3fnuz": Carrier("uint8", 0, 255),
+    "float8_e5m2": Carrier("uint8", 0, 255),
+    "float8_e5m2fnuz": Carrier("uint8", 0, 255),
+    "float8_e8m0fnu": Carrier("uint8", 0, 255),
+}
+"""The narrow types by ml_dtypes' names."""
+
+EXTENSIONS = frozenset(("bfloat16", *NARROW))
 """Names of the element types that ml_dtypes provides."""
 
 
@@ -24,7 +61,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
     Raises:
         DeviceError: The type needs ml_dtypes and it is not installed.
     """
-    if name not in NARROW:
+    if name not in EXTENSIONS:
         return np.dtype(name)
     try:
         import ml_dtypes
@@ -36,6 +73,27 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def carrier(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def container(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The unsigned integer type of the same size, which DLPack carries everywhere."""
     return np.dtype(f"uint{8 * dtype.itemsize}")
+
+
+def carried(array: Array) -> Array:
+    """An array of a narrow type of ml_dtypes as its carriers; any other array as it is."""
+    carrier = NARROW.get(array.dtype.name)
+    if carrier is None:
+        return array
+    if carrier.dtype == "int8":
+        return array.astype(np.int8)  # ml_dtypes leaves the upper bits of a byte undefined
+    codes = array.view(np.uint8)
+    return codes if carrier.high == 255 else codes & np.uint8(carrier.high)
+
+
+def restored(carriers: Array, name: str) -> Array:
+    """Carriers as an array of the narrow type, or as they are if ml_dtypes is not installed."""
+    try:
+        dtype = dtype_named(name)
+    except DeviceError:
+        return carriers
+    is_signed = NARROW[name].dtype == "int8"
+    return carriers.astype(dtype) if is_signed else carriers.view(dtype)

@@ -20,7 +20,7 @@ from typing import Any
 
 from hybridc.errors import BundleError
 
-SCHEMA = (1, 2)
+SCHEMA = (1, 3)
 MANIFEST = "manifest.json"
 
 STRING = "string"
@@ -68,6 +68,8 @@ class DeviceSpec:
         cpu_flags: Flags that /proc/cpuinfo must list.
         memory_bytes: Planned peak of intermediate tensors of its parts.
         packages: Python packages that must be installed, as in ``onnxruntime>=1.32``.
+        device_code: What an accelerator's code was made for: ``sm_90``, or ``compute_90`` for PTX.
+        libraries: Shared libraries that must be installed beside the driver.
     """
 
     name: str
@@ -77,6 +79,8 @@ class DeviceSpec:
     cpu_flags: tuple[str, ...] = ()
     memory_bytes: int = 0
     packages: tuple[str, ...] = ()
+    device_code: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def command(format_: str) -> None:
     }
     missing = [name for name, found in data["packages"]["compiler"].items() if found is None]
     data["can"] = {"run bundles": _loader_works(), "compile": not missing}
-    data["targets"] = {} if missing else _targets()
+    data["targets"] = _targets(compiler=not missing)
     show(format_, data, lambda: _as_lines(data))
 
 
@@ -57,7 +57,11 @@ def _loader_works() -> bool:
     return platform.system() == "Linux"
 
 
-def _targets() -> dict[str, list[dict[str, Any]]]:
+_WITHOUT_COMPILER = ("cuda", "onnxruntime")
+"""Kinds of device that can be looked for with the loader alone."""
+
+
+def _targets(compiler: bool) -> dict[str, list[dict[str, Any]]]:
     from hybridc.targets.registry import find_target, target_kinds
 
     return {
@@ -66,6 +70,7 @@ def _targets() -> dict[str, list[dict[str, Any]]]:
             for found in find_target(kind).probe()
         ]
         for kind in target_kinds()
+        if compiler or kind in _WITHOUT_COMPILER
     }
 
 

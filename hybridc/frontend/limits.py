@@ -23,6 +23,9 @@ MAX_TENSOR_BYTES = 1 << 40
 MAX_RANK = 32
 """Dimensions of a tensor; numpy has no more everywhere."""
 
+MAX_INPUTS = 1024
+"""Inputs, and outputs, of a model; TVM's stack grows with them."""
+
 MAX_NODES = 1_000_000
 """Nodes of a model with its functions expanded."""
 
@@ -62,11 +65,16 @@ def check_limits(model: ModelProto, place: Path) -> None:
 
 def _faults(model: ModelProto) -> Iterator[str]:
     yield from _function_faults(model)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = sum(value.name not in weights for value in model.graph.input)
+    for count, what in ((inputs, "inputs"), (len(model.graph.output), "outputs")):
+        if count > MAX_INPUTS:
+            yield f"it has {count} {what}; {MAX_INPUTS} are allowed"
     yield from _graph_faults(model.graph, 0)
     for function in model.functions:
         if not function.output:
             yield f"function {function.name!r} has no output"
-        yield from _node_faults(function.node, 0)
+        yield from _node_faults(function.node, 0, in_function=True)
 
 
 def _graph_faults(graph: GraphProto, depth: int) -> Iterator[str]:
@@ -82,9 +90,13 @@ def _graph_faults(graph: GraphProto, depth: int) -> Iterator[str]:
     yield from _node_faults(graph.node, depth)
 
 
-def _node_faults(nodes: Sequence[NodeProto], depth: int) -> Iterator[str]:
+def _node_faults(
+    nodes: Sequence[NodeProto], depth: int, in_function: bool = False
+) -> Iterator[str]:
     for node in nodes:
         for attribute in node.attribute:
+            if attribute.ref_attr_name and not (in_function or depth):
+                yield f"attribute {attribute.name!r} refers to a function's and is in none"
             for fault in _attribute_faults(attribute, depth):
                 yield f"node {_short(node.name or '?')!r} ({node.op_type}): {fault}"
 

@@ -22,6 +22,7 @@ from hybridc.lowering.value import (
     Dim,
     Expression,
     Integers,
+    Narrow,
     TensorList,
     Value,
 )
@@ -97,7 +98,8 @@ class Call:
         return self.inputs[index]
 
     def _tensor_value(self, index: int) -> Value:
-        return _checked_tensor(self.value(index))
+        value = self.value(index)
+        return _checked_tensor(value.codes if isinstance(value, Narrow) else value)
 
     def tensor(self, index: int) -> Expression:
         """Input ``index`` as a run-time tensor."""
@@ -159,6 +161,8 @@ class Call:
 
     def dtype(self, index: int) -> str:
         """Element type of input ``index`` by numpy's name."""
+        if isinstance(self.value(index), Narrow):
+            return str(self.value(index).dtype)
         value = self._tensor_value(index)
         if isinstance(value, Constant):
             return str(value.array.dtype)
@@ -234,6 +238,8 @@ class Operator:
 def _checked_tensor(value: Value) -> Value:
     if isinstance(value, TensorList | Absent):
         raise Unsupported("a sequence or an empty optional stands where a tensor is needed")
+    if isinstance(value, Narrow):
+        raise Unsupported(f"an operand of type {value.dtype}; cast it to another type first")
     return value
 
 

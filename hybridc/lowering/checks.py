@@ -15,9 +15,18 @@ from typing import Any
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as script
 
-from hybridc.lowering.call import Call, Invalid, as_expression, read_dims, shape_of
-from hybridc.lowering.ops.common import Own, at_least, compute, emit_kernel, same_dim, simplify
-from hybridc.lowering.ops.loops import Array, emit_program, equals
+from hybridc.lowering.call import Call, Invalid, as_expression, dtype_of, read_dims, shape_of
+from hybridc.lowering.ops.common import (
+    Own,
+    at_least,
+    compute,
+    emit_kernel,
+    number,
+    product,
+    same_dim,
+    simplify,
+)
+from hybridc.lowering.ops.loops import Array, count, emit_program, equals, unraveled
 from hybridc.lowering.value import Dim, Expression, Integers
 
 ERROR = "ValueError"
@@ -108,6 +117,34 @@ def with_shape(call: Call, tensor: Expression, shape: Sequence[Dim]) -> Expressi
 
     sizes = call.with_inputs([Integers(tuple(shape))])
     return emit_kernel(sizes, kernel, tensor, name="with_shape")
+
+
+def unless_empty(call: Call, result: Expression, extent: Dim, value: float) -> Expression:
+    """A reduction's result, or ``value`` everywhere if no elements were reduced.
+
+    TVM's loops leave the result of an empty reduction unwritten. No code is made if there is
+    always an element.
+
+    Args:
+        call: The node being lowered.
+        result: What the reduction gave.
+        extent: Number of elements that each result is made of.
+        value: What the sum, product or extreme of no elements is.
+    """
+    if at_least(extent, 1):
+        return result
+    shape, neutral = shape_of(result), number(value, result)
+    # As an input, so that the kernel knows the variables.
+    sizes = call.with_inputs([Integers((extent, *shape))])
+
+    def program(own: Own, found: Array, settled: Array) -> None:
+        dims = list(map(own, shape))
+        with count(product(dims), parallel=True) as task:
+            index = tuple(unraveled(task, dims))
+            settled[index] = tirx.Select(equals(own(extent), 0), neutral, found[index])
+
+    kind = (shape, dtype_of(result))
+    return emit_program(sizes, program, [kind], result, name="unless_empty")[0]
 
 
 def broadcastable(call: Call) -> Call:

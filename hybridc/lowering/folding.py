@@ -43,7 +43,7 @@ def fold(call: Call) -> tuple[Value, ...] | None:
         return None
     names = [str(value.name) for value in node.outputs]
     pairs = zip(names, results, strict=False)
-    return tuple(Constant(f"{name}__folded", result) for name, result in pairs)
+    return tuple(known(f"{name}__folded", result) for name, result in pairs)
 
 
 def _array(value: Value | None) -> np.ndarray[Any, Any] | None:

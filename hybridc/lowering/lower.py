@@ -15,6 +15,7 @@ import onnx_ir as ir
 import tvm
 from tvm import relax, te
 
+from hybridc.bundle.dtypes import NARROW
 from hybridc.errors import InternalError, UnsupportedError
 from hybridc.frontend.limits import MAX_TENSOR_BYTES
 from hybridc.lowering.bounds import known_bounds
@@ -23,7 +24,7 @@ from hybridc.lowering.ops import OperatorTable
 from hybridc.lowering.scope import Context, Scope
 from hybridc.lowering.sizes import shape_fault
 from hybridc.lowering.steps import in_steps, with_dimensions
-from hybridc.lowering.value import Constant, Expression
+from hybridc.lowering.value import Constant, Expression, Narrow, Value
 from hybridc.targets.protocol import ResultType, Section
 
 
@@ -56,7 +57,7 @@ def lower(section: Section, table: OperatorTable) -> Lowered:
     with context.builder.function("main", attrs=attributes, pure=False):
         steps = in_steps(context, section.ranges)
         inputs = [with_dimensions(context.builder, p, steps.sizes) for p in parameters]
-        scope.values.update(zip(section.inputs, inputs, strict=True))
+        scope.values.update(zip(section.inputs, map(_tagged, section.inputs, inputs), strict=True))
         with known_bounds(steps.bounds):
             reasons = tuple(_lower_nodes(section, scope))
             given = [*parameters, *inputs]
@@ -70,7 +71,10 @@ def lower(section: Section, table: OperatorTable) -> Lowered:
     module = relax.transform.ConvertToDataflow(1)(context.builder.finalize())
     module = relax.transform.BundleModelParams()(module)
     weights = {name: array for name, (array, _) in context.weights.items()}
-    results = tuple(ResultType(dtype_of(o), shape_of(o)) for o in outputs)
+    results = tuple(
+        ResultType(_type_name(scope.value(value), tensor), shape_of(tensor))
+        for value, tensor in zip(section.outputs, outputs, strict=True)
+    )
     return Lowered(module, weights, results)
 
 
@@ -121,12 +125,26 @@ def _values_read(node: ir.Node) -> Iterator[ir.Value | None]:
 def _parameter(context: Context, index: int, value: ir.Value) -> relax.Var:
     if value.shape is None or value.dtype is None:
         raise InternalError(f"value {value.name!r} crosses parts without a shape or type")
+    if value.dtype == ir.DataType.UNDEFINED:
+        raise UnsupportedError(f"the type of value {value.name!r} is not known")
     dims = [dim for dim in value.shape if isinstance(dim, int)]
     fault = shape_fault(dims, value.dtype.itemsize, MAX_TENSOR_BYTES)
     if fault is not None:
         raise UnsupportedError(f"value {value.name!r} {fault}")
     shape = [context.dimension(dim) for dim in value.shape]
-    return relax.Var(f"input_{index}", relax.TensorType(shape, value.dtype.numpy().name))
+    name = value.dtype.numpy().name
+    dtype = NARROW[name].dtype if name in NARROW else name
+    return relax.Var(f"input_{index}", relax.TensorType(shape, dtype))
+
+
+def _tagged(value: ir.Value, tensor: Expression) -> Value:
+    """An input as what it is while it is lowered: bytes with a tag if its type is narrow."""
+    name = value.dtype.numpy().name if value.dtype is not None else ""
+    return Narrow(tensor, name) if name in NARROW else tensor
+
+
+def _type_name(value: Value, tensor: Expression) -> str:
+    return value.dtype if isinstance(value, Narrow) else dtype_of(tensor)
 
 
 def _output(scope: Scope, value: ir.Value, parameters: Sequence[relax.Var]) -> Expression:
@@ -134,6 +152,8 @@ def _output(scope: Scope, value: ir.Value, parameters: Sequence[relax.Var]) -> E
     if value.dtype == ir.DataType.STRING:
         raise UnsupportedError(f"the output {value.name!r} holds strings that no node computes")
     lowered = scope.value(value)
+    if isinstance(lowered, Narrow):
+        lowered = lowered.codes
     context = scope.context
     identity = ir.node("Identity", [])
     call = Call(identity, [lowered], 1, context.builder, context.weight, scope.lower_graph)

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from hybridc.errors import InternalError
 from hybridc.lowering import folding, symbolic
 from hybridc.lowering.call import Call, Invalid, RanksDiffer, Unsupported
-from hybridc.lowering.ops import OperatorTable
+from hybridc.lowering.ops import OperatorTable, narrow
 from hybridc.lowering.ops.control import either
 from hybridc.lowering.sizes import check_sizes
 from hybridc.lowering.value import Constant, Expression, Value
@@ -97,7 +97,7 @@ class Scope:
             scope = scope.parent
         if value.const_value is None:
             raise InternalError(f"value {value.name!r} is read before it is computed")
-        constant = Constant(str(value.name), value.const_value.numpy())
+        constant = narrow.known(str(value.name), value.const_value.numpy())
         self.values[value] = constant
         return constant
 
@@ -173,8 +173,7 @@ def _convert(call: Call, table: OperatorTable) -> tuple[Value, ...]:
     if convert is None:
         domain = node.domain or "ai.onnx"
         raise Unsupported(f"{domain} {node.op_type} at opset {call.opset} has no converter")
-    results = convert(call)
-    return results if isinstance(results, tuple) else (results,)
+    return narrow.convert(call, convert)
 
 
 def _same(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool:

@@ -11,7 +11,7 @@ from tvm import relax
 
 from hybridc.frontend.limits import MAX_RANK, MAX_TENSOR_BYTES
 from hybridc.lowering.call import Call, Invalid, dtype_of, shape_of
-from hybridc.lowering.value import Constant, Integers, Value
+from hybridc.lowering.value import Constant, Integers, Narrow, Value
 
 MAX_CONSTANT_BYTES = 1 << 31
 """Bytes of a result that depends on constants only; TVM computes it while compiling."""
@@ -23,9 +23,9 @@ def check_sizes(call: Call, results: tuple[Value, ...]) -> None:
     Raises:
         Invalid: Says which shape a result has.
     """
-    constant = all(isinstance(value, Constant | Integers | None) for value in call.inputs)
+    constant = all(isinstance(_bytes(value), Constant | Integers | None) for value in call.inputs)
     for result in results:
-        _check(result, MAX_CONSTANT_BYTES if constant else MAX_TENSOR_BYTES)
+        _check(_bytes(result), MAX_CONSTANT_BYTES if constant else MAX_TENSOR_BYTES)
 
 
 def shape_fault(dims: Sequence[int], item_bytes: float, most: int) -> str | None:
@@ -41,6 +41,10 @@ def shape_fault(dims: Sequence[int], item_bytes: float, most: int) -> str | None
     if math.prod(dims) * item_bytes > most:
         return f"of shape {list(dims)} has more than {most >> 30} GiB"
     return None
+
+
+def _bytes(value: Value) -> Value:
+    return value.codes if isinstance(value, Narrow) else value
 
 
 def _check(value: Value, most: int) -> None:

@@ -70,16 +70,17 @@ def _as_objects(value: Value | None) -> np.ndarray[Any, Any] | None:
     return None
 
 
+_OPERANDS = ("a", "b", "condition", "true_value", "false_value", "value")
+"""Fields of arithmetic expressions that hold expressions."""
+
+
 def _is_large(element: Any) -> bool:
     """Whether an expression is so large that simplifying it would not end."""
-    count = 0
-
-    def visit(_expression: Any) -> None:
-        nonlocal count
+    pending, count = [element], 0
+    while pending and count <= MAX_EXPRESSION:
+        item = pending.pop()
         count += 1
-
-    if not isinstance(element, int):
-        tirx.stmt_functor.post_order_visit(element, visit)
+        pending += [getattr(item, name) for name in _OPERANDS if hasattr(item, name)]
     return count > MAX_EXPRESSION
 
 
@@ -129,7 +130,8 @@ def _equal(_call: Call, left: Any, right: Any) -> np.ndarray[Any, Any] | None:
     if not all(isinstance(difference, int) for difference in differences):
         return None
     results = np.array([int(difference == 0) for difference in differences], object)
-    return results.reshape(np.shape(left - right))
+    shaped: np.ndarray[Any, Any] = results.reshape(np.shape(left - right))
+    return shaped
 
 
 def _cast(call: Call, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:

@@ -4,6 +4,7 @@
     Constant     a tensor known at compile time; becomes a weight only where a kernel reads it
     Integers     a short integer tensor whose elements are known as expressions of the symbolic
                  dimensions: what Shape and the arithmetic after it produce
+    Narrow       a tensor of a narrow type, such as int4 or float8: the bytes that hold its numbers
     TensorList   a sequence of the above, of a length known at compile time
     Absent       an optional that holds nothing; one that holds a value is that value
 
@@ -59,6 +60,20 @@ class Integers:
 
 
 @dataclass(frozen=True)
+class Narrow:
+    """A tensor of a type that no target computes with: numbers of a byte or less.
+
+    Attributes:
+        codes: The bytes that hold the numbers, an expression or a constant of the carrier's type;
+            see :data:`hybridc.bundle.dtypes.NARROW`.
+        dtype: numpy's name of the narrow type.
+    """
+
+    codes: Any
+    dtype: str
+
+
+@dataclass(frozen=True)
 class TensorList:
     """An ONNX sequence of tensors.
 
@@ -75,4 +90,4 @@ class Absent:
 
 
 Value: TypeAlias = Any
-"""``Expression | Constant | Integers | TensorList | Absent``."""
+"""``Expression | Constant | Integers | Narrow | TensorList | Absent``."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 
-from hybridc.bundle.dtypes import dtype_named
+from hybridc.bundle.dtypes import NARROW, carried, dtype_named
 from hybridc.bundle.manifest import Manifest, TensorSpec
+from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
-from hybridc.runtime.tensors import to_tensor
+from hybridc.runtime.tensors import HOST, Place, float8_codes, place_of, to_array, to_tensor
 
 
 class InputReader:
@@ -22,13 +23,14 @@ class InputReader:
     carry a read-only flag to TVM); anything else with ``__dlpack__`` is taken as it is.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, places: Container[Place] = (HOST,)) -> None:
+        self._places = places
         self._specs = manifest.inputs
         self._ranges = manifest.dimensions
         self._steps = manifest.steps
         self._names = frozenset(spec.name for spec in manifest.inputs)
         self._expected = [
-            (spec.name, dtype_named(spec.dtype) if spec.is_numeric else None, _static_shape(spec))
+            (spec.name, dtype_named(spec.dtype) if _is_plain(spec) else None, _static_shape(spec))
             for spec in manifest.inputs
         ]
 
@@ -51,7 +53,7 @@ class InputReader:
                 found_dtype, found_shape = array.dtype, array.shape
                 tensor = None
             else:
-                tensor = _from_other(name, array)
+                tensor = _from_other(name, array, self._places)
                 found_dtype, found_shape = dtype_named(str(tensor.dtype)), tuple(tensor.shape)
             if found_dtype != dtype or (shape is not None and found_shape != shape):
                 self._refuse(name, found_dtype, found_shape)
@@ -63,15 +65,38 @@ class InputReader:
         return tensors
 
     def _read_other(self, name: str, value: Any, shapes: dict[str, tuple[int, ...]]) -> Any:
-        """An array of strings; a sequence, a map or an optional is passed on as it is."""
+        """What has no numpy type; a sequence, a map or an optional is passed on as it is."""
         spec = next(spec for spec in self._specs if spec.name == name)
         if not spec.is_tensor:
             return value
+        if spec.dtype in NARROW:
+            carriers = self._read_narrow(spec, value)
+            shapes[name] = carriers.shape
+            return to_tensor(carriers)
         array = np.asarray(value)
         if array.dtype.kind not in "UO":
             self._refuse(name, array.dtype, array.shape)
         shapes[name] = array.shape
         return array.astype(object)
+
+    def _read_narrow(self, spec: TensorSpec, value: Any) -> Array:
+        """Numbers of a narrow type, given as such or as carriers, as carriers."""
+        carrier = NARROW[spec.dtype]
+        plain = isinstance(value, np.ndarray)
+        found = value if plain else _from_other(spec.name, value, (HOST,))
+        name, shape = str(found.dtype), tuple(found.shape)
+        if name not in (spec.dtype, carrier.dtype):
+            self._refuse(spec.name, name, shape)
+        if not plain:
+            found = float8_codes(found) if name == spec.dtype else to_array(found)
+        array = carried(found)
+        low, high = int(array.min(initial=0)), int(array.max(initial=0))
+        if low < carrier.low or high > carrier.high:
+            raise UsageError(
+                f"input {spec.name!r} holds {low}..{high}, and as {spec.dtype} it may hold "
+                f"{carrier.low}..{carrier.high}"
+            )
+        return array
 
     def _refuse_names(self, arrays: Mapping[str, Any]) -> None:
         expected = ", ".join(describe(spec) for spec in self._specs) or "none"
@@ -89,7 +114,8 @@ class InputReader:
     def _refuse(self, name: str, dtype: Any, shape: Sequence[int | str]) -> None:
         spec = next(spec for spec in self._specs if spec.name == name)
         got = describe(TensorSpec(name, str(dtype), tuple(shape))).partition(": ")[2]
-        raise UsageError(f"input {name!r} is {got} and must be {describe(spec)}")
+        also = f", or the same of {NARROW[spec.dtype].dtype}" if spec.dtype in NARROW else ""
+        raise UsageError(f"input {name!r} is {got} and must be {describe(spec)}{also}")
 
     def _check_dimensions(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Dynamic dimensions agree between inputs and lie in their ranges."""
@@ -122,6 +148,11 @@ def describe(spec: TensorSpec) -> str:
     return f"{spec.name}: {spec.dtype}[{'x'.join(map(str, spec.shape))}]"
 
 
+def _is_plain(spec: TensorSpec) -> bool:
+    """Whether an input is a tensor of a type that compiled code computes with."""
+    return spec.is_numeric and spec.dtype not in NARROW
+
+
 def _static_shape(spec: TensorSpec) -> tuple[int, ...] | None:
     return spec.shape if all(isinstance(dim, int) for dim in spec.shape) else None  # type: ignore[return-value]
 
@@ -133,7 +164,7 @@ def _fits(expected: Sequence[int | str], shape: Sequence[int]) -> bool:
     )
 
 
-def _from_other(name: str, value: Any) -> Any:
+def _from_other(name: str, value: Any, places: Container[Place]) -> Any:
     """A DLPack tensor of another library as a tvm_ffi tensor over the same memory."""
     if not hasattr(value, "__dlpack__"):
         raise UsageError(
@@ -144,6 +175,10 @@ def _from_other(name: str, value: Any) -> Any:
         tensor = tvm_ffi.from_dlpack(value, require_contiguous=True)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(f"input {name!r} cannot be read through DLPack: {error}") from error
-    if tensor.device.type != "cpu":
-        raise UsageError(f"input {name!r} is on {tensor.device} and must be in host memory")
+    place = place_of(tensor)
+    if place != HOST and place not in places:
+        raise UsageError(
+            f"input {name!r} is on {tensor.device} and must be in host memory"
+            + (" or on a device of the plan" if places != {HOST} else "")
+        )
     return tensor

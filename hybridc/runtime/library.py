@@ -27,6 +27,8 @@ from hybridc.errors import DeviceError
 _RUNTIME_FUNCTION = "ffi.Module.load_from_bytes.relax.VMExecutable"
 """A function that the TVM runtime registers: tells whether one is in the process already."""
 
+_CUDA_LIBRARY, _CUDA_FUNCTION = "libtvm_runtime_cuda.so", "device_api.cuda"
+
 _lock = threading.Lock()
 _path_numbers = itertools.count(1)
 _loaded: dict[str, tuple[str, ctypes.CDLL]] = {}
@@ -46,13 +48,23 @@ def load_runtime(bundle: Bundle, architecture: str) -> None:
         for name in bundle.manifest.runtime[architecture]:
             data = bundle.read_code(name)
             digest = hashlib.sha256(data).hexdigest()
-            if digest in _loaded or _provided_by_tvm(bundle.manifest):
+            by_tvm = _provided_by_tvm(bundle.manifest)
+            if digest in _loaded or (by_tvm and not _is_absent(name)):
                 continue
-            if not _loaded and tvm_ffi.get_global_func(_RUNTIME_FUNCTION, allow_missing=True):
+            if not (_loaded or by_tvm) and _has_function(_RUNTIME_FUNCTION):
                 raise DeviceError("another TVM runtime is in this process; load in a fresh one")
             _refuse_second_runtime(name)
             with memory_file(name, data) as path:
                 _loaded[digest] = (name, ctypes.CDLL(path, ctypes.RTLD_GLOBAL))
+
+
+def _is_absent(name: str) -> bool:
+    """Whether an imported ``tvm`` has left out a library: CUDA's, where it found no driver."""
+    return os.path.basename(name) == _CUDA_LIBRARY and not _has_function(_CUDA_FUNCTION)
+
+
+def _has_function(name: str) -> bool:
+    return tvm_ffi.get_global_func(name, allow_missing=True) is not None
 
 
 def check_tvm_ffi(manifest: Manifest) -> None:

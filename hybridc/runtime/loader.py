@@ -16,6 +16,7 @@ from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
+from hybridc.runtime.cuda import load_runtime_library
 from hybridc.runtime.executor import Executor
 from hybridc.runtime.inputs import InputReader
 from hybridc.runtime.library import load_runtime
@@ -39,8 +40,8 @@ class Model:
         self._threads = threads or available_threads()
         self._compiled = any(manifest.runtime.values())
         self._parts: Sequence[LoadedPart] | None = parts
-        self._reader = InputReader(manifest)
-        self._names = [spec.name for spec in manifest.outputs]
+        self._reader = InputReader(manifest, {part.place for part in parts})
+        self._types = [(spec.name, spec.dtype) for spec in manifest.outputs]
         self._idle: deque[Executor] = deque([Executor(manifest, parts)])
 
     @property
@@ -69,9 +70,10 @@ class Model:
         """Run the model.
 
         Args:
-            arrays: For each input a numpy array or a DLPack tensor in host memory, of exactly the
-                type and shape in :attr:`inputs`. Strings come as an array of ``str``, a sequence
-                as a list, a map as a dict, an empty optional as ``None``.
+            arrays: For each input a numpy array or a DLPack tensor, of exactly the type and shape
+                in :attr:`inputs`. A tensor is in host memory, or on a device of the plan; there it
+                is used as it is, and what computes it must have finished. Strings come as an array
+                of ``str``, a sequence as a list, a map as a dict, an empty optional as ``None``.
 
         Returns:
             A numpy array (or list, dict or ``None``) for each output by name. The arrays are the
@@ -82,7 +84,8 @@ class Model:
                 model was closed.
         """
         results = self.run_tensors(self._reader.read(arrays))
-        return dict(zip(self._names, map(to_array, results), strict=True))
+        typed = zip(self._types, results, strict=True)
+        return {name: to_array(result, dtype) for (name, dtype), result in typed}
 
     def run_tensors(self, tensors: list[Any]) -> list[Any]:
         """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors."""
@@ -141,6 +144,9 @@ def load_bundle(bundle: Bundle, threads: int | None = None) -> Model:
     manifest = bundle.manifest
     for device in manifest.devices:
         require(device)
+    for device in manifest.devices:
+        for library in device.libraries:
+            load_runtime_library(library)
     for architecture in manifest.runtime:
         load_runtime(bundle, architecture)
     arrays = bundle.tensors(manifest.weights)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hybridc.bundle.manifest import DeviceSpec
 from hybridc.errors import DeviceError
+from hybridc.runtime import cuda
 
 
 def cpu_flags() -> frozenset[str]:
@@ -28,6 +29,8 @@ def why_not(device: DeviceSpec) -> str | None:
     missing = sorted(set(device.cpu_flags) - cpu_flags()) if device.cpu_flags else []
     if missing:
         return f"it was built for {device.built_for} and this CPU lacks {', '.join(missing)}"
+    if device.kind == "cuda":
+        return cuda.why_not(device.device_code)
     return None
 
 

@@ -15,14 +15,15 @@ import tvm_ffi
 from hybridc.bundle.manifest import Manifest, PartSpec
 from hybridc.errors import BundleError
 from hybridc.runtime.library import load_library
-
-_CPU = 1
-"""DLPack's device type of the host."""
+from hybridc.runtime.tensors import HOST, Place, move
 
 _POOLED = 2
 """TVM's allocator that keeps freed memory for the next call."""
 
 SESSION_KIND = "onnxruntime"
+
+_PLACES: Mapping[str, Place] = {"cuda": (2, 0)}
+"""Where the tensors of a kind of device are; in host memory if it is not listed."""
 
 Function = Callable[..., Sequence[Any]]
 
@@ -33,6 +34,10 @@ class LoadedPart(Protocol):
     @property
     def spec(self) -> PartSpec:
         """Its description."""
+
+    @property
+    def place(self) -> Place:
+        """Where its inputs must be and its outputs are."""
 
     def start(self) -> tuple[Function, tuple[Any, ...]]:
         """A function, and what it takes behind the part's inputs."""
@@ -45,17 +50,20 @@ class CompiledPart:
     Attributes:
         spec: Its description.
         library: The loaded module.
-        weights: A ``tvm_ffi.Array`` of tensors over the mapped weights.
+        weights: A ``tvm_ffi.Array`` of tensors: the mapped weights, or copies on its device.
+        place: Where its inputs must be and its outputs are.
     """
 
     spec: PartSpec
     library: Any
     weights: Any
+    place: Place = HOST
 
     def start(self) -> tuple[Function, tuple[Any, ...]]:
         """A virtual machine of its own, since it keeps its frames."""
         machine = self.library["vm_load_executable"]()
-        machine["vm_initialization"](_CPU, 0, _POOLED)
+        places = [self.place] if self.place == HOST else [self.place, HOST]
+        machine["vm_initialization"](*(n for place in places for n in (*place, _POOLED)))
         return machine["main"], (self.weights,)
 
 
@@ -78,7 +86,8 @@ def load_part(
     Raises:
         BundleError: A weight is missing, or the code cannot be read.
     """
-    if manifest.device(spec.device).kind == SESSION_KIND:
+    kind = manifest.device(spec.device).kind
+    if kind == SESSION_KIND:
         from hybridc.runtime.session import load_session
 
         return load_session(spec, read, threads)
@@ -86,4 +95,6 @@ def load_part(
     if missing:
         raise BundleError(f"the bundle lacks the weights {missing} of {spec.name}")
     library = load_library(spec.library, read(spec.library))
-    return CompiledPart(spec, library, tvm_ffi.Array([weights[name] for name in spec.weights]))
+    place = _PLACES.get(kind, HOST)
+    tensors = [move(weights[name], place) for name in spec.weights]
+    return CompiledPart(spec, library, tvm_ffi.Array(tensors), place)

@@ -15,7 +15,7 @@ import numpy as np
 from hybridc.bundle.manifest import PartSpec
 from hybridc.errors import BundleError
 from hybridc.runtime.library import keep_loaded, memory_file
-from hybridc.runtime.tensors import to_array, to_tensor
+from hybridc.runtime.tensors import HOST, Place, to_array, to_tensor
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,12 @@ class SessionPart:
     Attributes:
         spec: Its description.
         session: The ``onnxruntime.InferenceSession``; it serves several threads.
+        place: In host memory.
     """
 
     spec: PartSpec
     session: Any
+    place: Place = HOST
 
     def start(self) -> tuple[Callable[..., Sequence[Any]], tuple[Any, ...]]:
         """The session itself."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm_ffi
 
-from hybridc.bundle.dtypes import NARROW, carrier, dtype_named
+from hybridc.bundle.dtypes import EXTENSIONS, NARROW, container, dtype_named, restored
 from hybridc.bundle.tensors import Array
+
+Place: TypeAlias = tuple[int, int]
+"""Where a tensor is: DLPack's device type, and which device of that type."""
+
+HOST: Place = (1, 0)
+_KINDS = {1: "cpu", 2: "cuda"}
 
 
 def to_tensor(array: Array) -> Any:
@@ -22,21 +28,62 @@ def to_tensor(array: Array) -> Any:
         array = _compact(array)
     elif not (flags.c_contiguous and flags.writeable):
         array = np.array(array, order="C", copy=True)
-    if array.dtype.name not in NARROW:
+    if array.dtype.name not in EXTENSIONS:
         return tvm_ffi.from_dlpack(array)
-    tensor = tvm_ffi.from_dlpack(array.view(carrier(array.dtype)))
+    tensor = tvm_ffi.from_dlpack(array.view(container(array.dtype)))
     return _with_dtype(tensor, array.dtype.name)
 
 
-def to_array(tensor: Any) -> Any:
-    """An array over a host tensor's memory; what is no tensor is given back as it is."""
+def to_array(tensor: Any, dtype: str = "") -> Any:
+    """An array over a host tensor's memory; what is no tensor is given back as it is.
+
+    Args:
+        tensor: A tensor of any type that compiled code computes with.
+        dtype: The narrow type whose carriers the tensor holds, if it does.
+    """
     if not isinstance(tensor, tvm_ffi.Tensor):
         return tensor
+    if dtype in NARROW:
+        return restored(np.from_dlpack(tensor), dtype)
     name = str(tensor.dtype)
-    if name not in NARROW:
+    if name not in EXTENSIONS:
         return np.from_dlpack(tensor)
-    dtype = dtype_named(name)
-    return np.from_dlpack(_with_dtype(tensor, carrier(dtype).name)).view(dtype)
+    extension = dtype_named(name)
+    return np.from_dlpack(_with_dtype(tensor, container(extension).name)).view(extension)
+
+
+def float8_codes(tensor: Any) -> Array:
+    """A host tensor of 8-bit floats as an array of their bit patterns."""
+    return np.from_dlpack(_with_dtype(tensor, "uint8"))
+
+
+def place_of(tensor: Any) -> Place:
+    """Where a tensor is."""
+    kind, index = tensor.__dlpack_device__()
+    return int(kind), int(index)
+
+
+def allocate(like: Any, place: Place) -> Any:
+    """A tensor of the shape and type of another, with new memory."""
+    make = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
+    return make(tvm_ffi.Shape(like.shape), like.dtype, tvm_ffi.device(_KINDS[place[0]], place[1]))
+
+
+def copy(source: Any, destination: Any) -> None:
+    """Copy a tensor's contents to one of the same shape and type, perhaps on another device.
+
+    The contents have arrived when a copy to the host returns.
+    """
+    tvm_ffi.get_global_func("runtime.TVMTensorCopyFromTo")(source, destination)
+
+
+def move(tensor: Any, place: Place) -> Any:
+    """A tensor at a place: itself if it is there, else a copy."""
+    if place_of(tensor) == place:
+        return tensor
+    moved = allocate(tensor, place)
+    copy(tensor, moved)
+    return moved
 
 
 def _with_dtype(tensor: Any, dtype: str) -> Any:

@@ -11,13 +11,14 @@ import onnx
 import onnx_ir as ir
 import tvm
 import tvm_ffi
+from hybridc.targets.protocol import Section
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
+from hybridc.bundle.dtypes import NARROW, carried, restored
 from hybridc.lowering.lower import Lowered, lower
 from hybridc.lowering.ops import default_table
-from hybridc.targets.protocol import Section
 
 Array = np.ndarray[Any, Any]
 
@@ -108,10 +109,11 @@ def run_lowered(lowered: Lowered, inputs: Sequence[Array]) -> list[Array]:
     with tvm.transform.PassContext(opt_level=3):
         executable = relax.build(PIPELINE(lowered.module), tvm.target.Target(TARGET))
     machine = relax.VirtualMachine(executable, tvm.cpu())
-    tensors = [tvm.runtime.tensor(array) for array in inputs]
+    tensors = [tvm.runtime.tensor(carried(array)) for array in inputs]
     weights = [tvm.runtime.tensor(array) for array in lowered.weights.values()]
     results = machine["main"](*tensors, tvm_ffi.Array(weights))
-    return [result.numpy() for result in results]
+    pairs = zip((kind.dtype for kind in lowered.results), results, strict=True)
+    return [restored(r.numpy(), dtype) if dtype in NARROW else r.numpy() for dtype, r in pairs]
 
 
 def expected_results(case: Case, model: onnx.ModelProto) -> list[Array]:

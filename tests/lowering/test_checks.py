@@ -165,3 +165,49 @@ def test_branches_of_one_rank(tmp_path):
     with compiled(model, tmp_path, "n=1..3") as loaded:
         for flag in (False, True):
             assert_right(model, loaded, x=random(2, 4), flag=np.array(flag))
+
+
+REDUCTIONS = [
+    ("ReduceSum", {}),
+    ("ReduceProd", {}),
+    ("ReduceMax", {}),
+    ("ReduceMin", {"keepdims": 0}),
+    ("ReduceMean", {}),
+    ("ReduceSumSquare", {}),
+    ("ReduceL1", {}),
+    ("ReduceL2", {"keepdims": 0}),
+    ("ReduceLogSum", {}),
+    ("ReduceLogSumExp", {"keepdims": 0}),
+]
+
+
+@pytest.mark.parametrize(("operator", "attributes"), REDUCTIONS, ids=str)
+def test_reductions_of_what_may_be_empty(tmp_path, operator, attributes):
+    """ONNX's own evaluator says what no elements reduce to; ONNX Runtime refuses some."""
+    single = node(operator, "x axes", "y", "n", **attributes)
+    dims = (3, None)[: 1 + attributes.get("keepdims", 1)]
+    model = make_model([single], {"x": (3, "n")}, {"y": dims}, {"axes": np.array([1])}, opset=20)
+    neutral = {"ReduceProd": 1, "ReduceMax": -np.inf, "ReduceMin": np.inf, "ReduceMean": np.nan}
+    logarithms = {"ReduceLogSum": -np.inf, "ReduceLogSumExp": -np.inf}
+    with compiled(model, tmp_path, "n=0..5") as loaded:
+        assert_right(model, loaded, x=np.abs(random(3, 5)))
+        (empty,) = loaded.run({"x": random(3, 0)}).values()
+    np.testing.assert_array_equal(empty.ravel(), [{**neutral, **logarithms}.get(operator, 0)] * 3)
+
+
+def test_a_product_over_nothing(tmp_path):
+    model = make_model(
+        [node("MatMul", "a b", "y", "n")], {"a": (3, "n"), "b": ("n", 2)}, {"y": (3, 2)}
+    )
+    with compiled(model, tmp_path, "n=0..5") as loaded:
+        assert_right(model, loaded, a=random(3, 4), b=random(4, 2))
+        (empty,) = loaded.run({"a": random(3, 0), "b": random(0, 2)}).values()
+    np.testing.assert_array_equal(empty, np.zeros((3, 2)))
+
+
+def test_nan_is_true(tmp_path):
+    nodes = [node("Cast", "x", "flag", "n", to=TensorProto.BOOL), node("Cast", "flag", "y", to=1)]
+    model = make_model(nodes, {"x": ("n",)}, {"y": ("n",)})
+    with compiled(model, tmp_path, "n=1..9") as loaded:
+        x = np.array([np.nan, 0, -0.0, 1, -np.inf], "f")
+        assert_right(model, loaded, x=x)

@@ -1,5 +1,6 @@
 """What converters promise beyond values: fusion, run-time sizes, and refusals with a reason."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -161,6 +162,8 @@ def test_one_compilation_serves_many_sizes(case, axis):
 
 
 IMAGE = floats(1, 2, 6, 6)
+INT4 = whole(3).astype(ml_dtypes.int4)
+FLOAT8 = floats(3, 3).astype(ml_dtypes.float8_e4m3fn)
 REFUSALS = [
     (
         Case(
@@ -174,10 +177,11 @@ REFUSALS = [
     ),
     (Case("ReduceMean", [whole(3, 4)]), "mean of integers"),
     (Case("Cast", [floats(3)], {"to": 8}), "element type"),
-    (Case("Cast", [floats(3)], {"to": 17}, opset=19), "float8"),
+    (Case("Add", [INT4, INT4], opset=21), "Add of int4"),
+    (Case("MatMul", [FLOAT8, FLOAT8], opset=21), "MatMul of float8_e4m3fn"),
     (
-        Case("TopK", [whole(4, dtype="uint64", low=0), vector(2)], constants=[1], outputs=2),
-        "uint64",
+        Case("Concat", [INT4, whole(3, dtype="int8")], {"axis": 0}, opset=21),
+        "another type and int4",
     ),
 ]
 

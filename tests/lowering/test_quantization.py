@@ -3,12 +3,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
-import tvm
 from harness import Case, check, floats, lower_model, make_model, run_lowered, whole
 from onnx import TensorProto
-from tvm import te
-
-from hybridc.lowering.ops import float8
 
 
 def integers(*shape, dtype="uint8", seed=0):
@@ -227,41 +223,3 @@ def test_constants_below_a_byte(name):
     result = run_lowered(lower_model(make_model(case)), [step])[0]
     expected = (data.astype("float32") - 1) * np.repeat(step, 3, 0)
     np.testing.assert_array_equal(result, expected)
-
-
-@pytest.mark.parametrize("name", sorted(float8.FORMATS))
-def test_decoding_all_codes(name):
-    codes = np.arange(256, dtype=np.uint8)
-    result = _apply(lambda x: float8.decode(tvm.tirx.reinterpret(name, x), name), codes, "float32")
-    expected = codes.view(getattr(ml_dtypes, name)).astype("float32")
-    np.testing.assert_array_equal(result, expected)
-
-
-@pytest.mark.parametrize("name", sorted(float8.FORMATS))
-@pytest.mark.parametrize("saturate", [False, True])
-def test_encoding(name, saturate):
-    dtype = getattr(ml_dtypes, name)
-    exact = np.arange(256, dtype=np.uint8).view(dtype).astype("float32")
-    exact = np.sort(exact[np.isfinite(exact)])
-    between = (exact[1:] + exact[:-1]) / 2
-    near = np.concatenate([np.nextafter(between, np.inf), np.nextafter(between, -np.inf)])
-    special = np.array([np.nan, 0.0, -0.0, 1e-30, -1e-30, 1e-45], "float32")
-    inputs = np.concatenate([exact, between, near, special, floats(500) * 100]).astype("float32")
-    largest = float8.FORMATS[name].largest
-    outside = np.array([largest * 1.01, largest * 1.2, 1e30, np.inf], "float32")
-    inputs = np.concatenate([inputs, outside, -outside])
-    result = _apply(
-        lambda x: tvm.tirx.reinterpret("uint8", float8.encode(x, name, saturate)), inputs, "uint8"
-    )
-    wanted = np.clip(inputs, -largest, largest) if saturate else inputs
-    expected = wanted.astype(dtype).astype("float32")
-    np.testing.assert_array_equal(result.view(dtype).astype("float32"), expected)
-
-
-def _apply(function, array, dtype):
-    source = te.placeholder(array.shape, str(array.dtype), name="source")
-    target = te.compute(array.shape, lambda i: function(source[i]), name="target")
-    library = tvm.compile(te.create_prim_func([source, target]), "llvm")
-    result = tvm.runtime.empty(array.shape, dtype)
-    library(tvm.runtime.tensor(array), result)
-    return result.numpy()

@@ -97,7 +97,11 @@ Own: TypeAlias = Callable[[Dim], Dim]
 
 
 def emit_kernel(
-    call: Call, kernel: Callable[..., te.Tensor], *operands: Expression, name: str
+    call: Call,
+    kernel: Callable[..., te.Tensor],
+    *operands: Expression,
+    name: str,
+    fused: bool = True,
 ) -> Expression:
     """Bind the result of a tensor-expression function that uses dimensions of the node's inputs.
 
@@ -108,6 +112,7 @@ def emit_kernel(
         kernel: Called with a function that translates dimensions, then with the operands' arrays.
         operands: Tensors that the kernel reads.
         name: Name of the kernel.
+        fused: Whether it may be fused with its neighbors.
     """
     outer = _input_variables(call, operands)
 
@@ -122,7 +127,10 @@ def emit_kernel(
 
         return kernel(own, *arrays)
 
-    return call.emit_te(bound, *operands, *outer, primfunc_name_hint=name)
+    # Given a pattern, TVM does not look for one; this one is its number for "opaque".
+    attributes = None if fused else {"op_pattern": 8}
+    options = {"primfunc_name_hint": name, "primfunc_attrs": attributes}
+    return call.emit_te(bound, *operands, *outer, **options)
 
 
 def _input_variables(call: Call, operands: Sequence[Expression]) -> list[Any]:

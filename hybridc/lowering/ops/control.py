@@ -26,12 +26,13 @@ from hybridc.lowering.call import (
     Operator,
     RanksDiffer,
     Unsupported,
+    as_expression,
     dtype_of,
     shape_of,
 )
-from hybridc.lowering.checks import require_element, require_equal
-from hybridc.lowering.ops.common import Own, compute, emit_kernel
-from hybridc.lowering.ops.run_time_loop import emit_loop
+from hybridc.lowering.checks import checked, require_element, require_equal
+from hybridc.lowering.ops.common import Own, compute, emit_kernel, same_dim, variables
+from hybridc.lowering.ops.run_time_loop import captured, emit_loop, told_by
 from hybridc.lowering.value import Constant, Dim, Expression, Integers, Value
 
 Way: TypeAlias = Callable[[], Sequence[Value]]
@@ -70,9 +71,10 @@ def either(call: Call, ways: Mapping[bool, Way]) -> tuple[Value, ...]:
     """
     scalar = call.emit(relax.op.reshape(call.tensor(0), ()))
     bodies: dict[bool, relax.SeqExpr] = {}
+    shapes: dict[bool, list[tuple[Dim, ...]]] = {}
     for which, way in ways.items():
         try:
-            bodies[which] = _body(call, way)
+            bodies[which], shapes[which] = _body(call, way)
         except Invalid as reason:
             if which is False and True not in bodies:
                 raise
@@ -81,12 +83,31 @@ def either(call: Call, ways: Mapping[bool, Way]) -> tuple[Value, ...]:
         which, message = invalid
         require_element(call, scalar, not which, message)
         return tuple(ways[not which]())
-    fields = [body.ty.fields for body in bodies.values()]
-    if any(left.ndim != right.ndim for left, right in zip(*fields, strict=True)):
+    pairs = list(zip(shapes[True], shapes[False], strict=True))
+    if any(len(left) != len(right) for left, right in pairs):
         raise RanksDiffer(call)
     calls = [_branch_call(call, bodies[which]) for which in (True, False)]
     result = call.emit(relax.If(scalar, *calls))
-    return tuple(_with_shape(call, result, index) for index in range(len(fields[0])))
+    known = set.intersection(*map(_sizes_outside, bodies.values()))
+    return tuple(
+        _with_shape(
+            call, result, index, [_common(*dims, known) for dims in zip(*pair, strict=True)]
+        )
+        for index, pair in enumerate(pairs)
+    )
+
+
+def _sizes_outside(body: relax.SeqExpr) -> set[Any]:
+    """The variables of a body that have their values from outside."""
+    tensors, sizes = captured([], body)
+    return {*sizes, *told_by(tensors)}
+
+
+def _common(left: Dim, right: Dim, known: set[Any]) -> Dim:
+    """A dimension of both branches' results; a new variable if only running will tell it."""
+    if same_dim(left, right) and known.issuperset(variables(left)):
+        return left
+    return tirx.Var("branch_size", "int64")
 
 
 def _known(condition: Value) -> bool | None:
@@ -98,8 +119,8 @@ def _known(condition: Value) -> bool | None:
     return None
 
 
-def _body(call: Call, way: Way) -> relax.SeqExpr:
-    """What a way emits, in a block of its own, with a tuple of its results."""
+def _body(call: Call, way: Way) -> tuple[relax.SeqExpr, list[tuple[Dim, ...]]]:
+    """What a way emits, in a block of its own, with a tuple of its results; and their shapes."""
     builder = call.builder
     builder._begin_binding_block()
     try:
@@ -107,32 +128,30 @@ def _body(call: Call, way: Way) -> relax.SeqExpr:
         result = call.emit(relax.Tuple(outputs))
     finally:
         block = builder._end_block()
-    return builder.normalize(relax.SeqExpr([block], result))
+    return builder.normalize(relax.SeqExpr([block], result)), list(map(shape_of, outputs))
 
 
 def _branch_call(call: Call, body: relax.SeqExpr) -> relax.SeqExpr:
     """A call of a new private function with this body, inside a block of its own."""
     builder = call.builder
-    captured: list[Expression] = list(relax.analysis.free_vars(body))
-    arguments = list(captured)
-    function = relax.Function(captured, body, body.ty, is_pure=False)
-    sizes = list(relax.analysis.free_symbolic_vars(function))
-    if sizes:  # in expressions, but in no shape that the function is given
-        captured.append(relax.Var("sizes", relax.ShapeType(sizes)))
+    tensors, sizes = captured([], body)
+    parameters, arguments = list(tensors), list(tensors)
+    if sizes:
+        parameters.append(relax.Var("sizes", relax.ShapeType(sizes)))
         arguments.append(relax.ShapeExpr(sizes))
-        function = relax.Function(captured, body, body.ty, is_pure=False)
+    function = relax.Function(parameters, body, body.ty, is_pure=False)
     variable = builder.add_func(relax.utils.copy_with_new_vars(function), "branch")
     builder._begin_binding_block()
     result = call.emit(relax.Call(variable, arguments))
     return relax.SeqExpr([builder._end_block()], result)
 
 
-def _with_shape(call: Call, result: Expression, index: int) -> Expression:
-    """One of If's results; where the branches' shapes differ, its dimensions become variables."""
+def _with_shape(call: Call, result: Expression, index: int, shape: Sequence[Dim]) -> Expression:
+    """One of If's results, with the shape that it has."""
     tensor = call.emit(relax.TupleGetItem(result, index))
     if isinstance(tensor.ty.shape, relax.ShapeExpr):
         return tensor
-    dims = [tirx.Var(f"branch_{index}_{axis}", "int64") for axis in range(tensor.ty.ndim)]
+    dims = list(map(as_expression, shape))
     return call.builder.match_cast(tensor, relax.TensorType(dims, dtype_of(tensor)))
 
 
@@ -192,7 +211,10 @@ def _run_time_loop(call: Call) -> tuple[Value, ...]:
     ) -> tuple[Expression, list[Expression], list[Expression]]:
         values = [Integers((number,), rank=0), Constant("condition", np.array(True)), *state]
         results = call.lower_graph(body, dict(zip(body.inputs, values, strict=True)))
-        condition, *tensors = map(call.materialize, results)
+        condition, *tensors = (
+            _as_declared(call, call.materialize(result), value)
+            for result, value in zip(results, body.outputs, strict=True)
+        )
         return condition, tensors[: len(state)], tensors[len(state) :]
 
     start = Constant(f"{call.node.name}.start", np.array(True))
@@ -200,6 +222,16 @@ def _run_time_loop(call: Call) -> tuple[Value, ...]:
     scalar = call.emit(relax.op.reshape(going, ()))
     results, rows = emit_loop(call, _trips(call), scalar, carried, step)
     return (*results, *rows)
+
+
+def _as_declared(call: Call, tensor: Expression, value: ir.Value) -> Expression:
+    """A result of a loop's body with the sizes that the model gives it, checked when it runs."""
+    shape = shape_of(tensor)
+    if value.shape is None or len(value.shape) != len(shape):
+        return tensor
+    pairs = zip(value.shape, shape, strict=True)
+    dims = [given if isinstance(given, int) else found for given, found in pairs]
+    return checked(call, tensor, dims, "sizes of what the loop carries or gives")
 
 
 def _trips(call: Call) -> Dim:

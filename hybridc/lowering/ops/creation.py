@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx
 
+from hybridc.bundle.dtypes import carried
 from hybridc.lowering.call import Call, Operator, Unsupported
 from hybridc.lowering.ops.at_run_time import range_at_run_time
 from hybridc.lowering.ops.common import (
@@ -20,16 +21,17 @@ from hybridc.lowering.ops.common import (
     is_float,
     simplify,
 )
+from hybridc.lowering.ops.narrow import known
 from hybridc.lowering.runtime_sizes import known_or_read
-from hybridc.lowering.value import Constant, Dim, Expression
+from hybridc.lowering.value import Constant, Dim, Expression, Narrow, Value
 
 
-def constant(call: Call) -> Constant:
+def constant(call: Call) -> Constant | Narrow:
     """The tensor that the node holds."""
     for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
         value = call.attribute(name)
         if value is not None:
-            return derived_constant(call, "value", _array(name, value))
+            return known(f"{call.node.outputs[0].name}.value", _array(name, value))
     raise Unsupported("a Constant of strings or of a sparse tensor")
 
 
@@ -39,12 +41,14 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
     return np.array(value, np.float32 if "float" in name else np.int64)
 
 
-def constant_of_shape(call: Call) -> Expression:
+def constant_of_shape(call: Call) -> Value:
     """A tensor of one value everywhere, float32 zero unless told."""
     shape = known_or_read(call, 0, "the shape of ConstantOfShape")
     value = call.attribute("value")
     array = np.zeros(1, np.float32) if value is None else np.asarray(value.numpy())
-    return filled(call, shape, array.reshape(()).item(), str(array.dtype))
+    bytes_ = carried(array)
+    result = filled(call, shape, bytes_.reshape(()).item(), str(bytes_.dtype))
+    return result if bytes_ is array else Narrow(result, str(array.dtype))
 
 
 def arange(call: Call) -> Expression:

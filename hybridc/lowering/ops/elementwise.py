@@ -7,24 +7,25 @@ Operators that Relax has with ONNX's meaning map to it. The others are scalar fu
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
 
-from hybridc.lowering.call import Call, Converter, Operator, Unsupported
+from hybridc.bundle.dtypes import NARROW
+from hybridc.lowering.call import Call, Converter, Operator
 from hybridc.lowering.checks import broadcastable
 from hybridc.lowering.ops.activation import ACTIVATIONS
 from hybridc.lowering.ops.common import (
     MAX_OPERANDS,
-    dtype_name,
     element_type,
     elementwise_operand,
     is_float,
     map_elements,
     number,
 )
+from hybridc.lowering.ops.narrow import decoded, encoded, type_name
 from hybridc.lowering.value import Constant, Expression, Value
 
 
@@ -228,7 +229,7 @@ def _clip(call: Call, low: Value | None, high: Value | None) -> Value:
 
 def cast_to(call: Call) -> Value:
     """Conversion to the type that the attribute ``to`` names."""
-    return _cast(call, dtype_name(call.attribute("to")))
+    return _cast(call, type_name(call.attribute("to")))
 
 
 def cast_like(call: Call) -> Value:
@@ -237,14 +238,22 @@ def cast_like(call: Call) -> Value:
 
 
 def _cast(call: Call, dtype: str) -> Value:
-    source = call.dtype(0)
-    if source == dtype:
+    if call.dtype(0) == dtype:
         return call.value(0)
-    if any(name.startswith("float8") for name in (source, dtype)):
-        raise Unsupported("float8 is not supported")
+    value = decoded(call, call.value(0))
+    if dtype in NARROW:
+        saturate, rounding = call.attribute("saturate", 1), call.attribute("round_mode", "up")
+        return encoded(call, value, dtype, bool(saturate), rounding)
     if dtype == "bool":
-        return map_elements(call, lambda x: x != tirx.const(0, source), call.value(0), name="cast")
-    return map_elements(call, lambda x: x, call.value(0), dtype=dtype, name="cast")
+        source = call.with_inputs([value]).dtype(0)
+        return map_elements(call, partial(_holds, source), value, name="cast")
+    return map_elements(call, lambda x: x, value, dtype=dtype, name="cast")
+
+
+def _holds(dtype: str, x: Any) -> Any:
+    """Whether an element is not zero. NaN is not, but LLVM's comparison says no to it."""
+    differs = x != tirx.const(0, dtype)
+    return tirx.any(differs, tirx.isnan(x)) if is_float(dtype) else differs
 
 
 def identity(call: Call) -> Value:

@@ -6,7 +6,7 @@ import numpy as np
 from tvm import relax, topi
 
 from hybridc.lowering.call import Call, Operator, Unsupported
-from hybridc.lowering.checks import checked
+from hybridc.lowering.checks import checked, unless_empty
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
     broadcast_shape,
@@ -22,10 +22,13 @@ def matmul(call: Call) -> Expression:
     if not left or not right:
         raise Unsupported("MatMul of a scalar")
     broadcast_shape(left[:-2], right[:-2])
-    inner = max(len(right) - 2, 0)
-    wanted = [*right[:inner], left[-1], *right[inner + 1 :]]
-    other = checked(call, call.tensor(1), wanted, "inner sizes")
-    return product(call, call.tensor(0), other)
+    place = max(len(right) - 2, 0)
+    inner = left[-1] if isinstance(left[-1], int) else right[place]
+    operands = [
+        checked(call, call.tensor(0), [*left[:-1], inner], "inner sizes"),
+        checked(call, call.tensor(1), [*right[:place], inner, *right[place + 1 :]], "inner sizes"),
+    ]
+    return unless_empty(call, product(call, *operands), inner, 0)
 
 
 def product(call: Call, left: Expression, right: Expression) -> Expression:

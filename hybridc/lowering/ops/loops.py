@@ -88,7 +88,7 @@ def emit_program(
         dtypes = [dtype for _, dtype in results]
         return te.extern(shapes, list(tensors), body, name=name, dtype=dtypes)
 
-    result = emit_kernel(call, kernel, *operands, name=name)
+    result = emit_kernel(call, kernel, *operands, name=name, fused=False)
     if len(results) == 1:
         return [result]
     return [call.emit(relax.TupleGetItem(result, index)) for index in range(len(results))]

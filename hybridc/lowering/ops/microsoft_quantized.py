@@ -20,6 +20,7 @@ from hybridc.lowering.ops.common import (
     value_shape,
 )
 from hybridc.lowering.ops.linear import transposed
+from hybridc.lowering.ops.narrow import decoded
 from hybridc.lowering.ops.pooling import average_pool, max_pool
 from hybridc.lowering.ops.quantization import (
     dequantize_linear,
@@ -35,14 +36,13 @@ from hybridc.lowering.ops.quantized import (
     quantize,
     requantize,
     round_to,
-    widened,
 )
 from hybridc.lowering.value import Constant, Expression, Value
 
 
 def _scalar(call: Call, index: int) -> Value | None:
     """An optional scale or zero point of one element, without dimensions."""
-    return reshape(call, widened(call.value(index)), ()) if call.has(index) else None
+    return reshape(call, decoded(call, call.value(index)), ()) if call.has(index) else None
 
 
 def _given(*values: Value | None) -> list[Value]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
-from tvm import relax
+from tvm import relax, tirx
 
+from hybridc.bundle.dtypes import NARROW
 from hybridc.lowering.call import Call, Operator, Unsupported
-from hybridc.lowering.ops import float8
-from hybridc.lowering.ops.common import cast, map_elements, per_channel
+from hybridc.lowering.ops import narrow_floats
+from hybridc.lowering.ops.common import cast, is_float, map_elements, per_channel
+from hybridc.lowering.ops.narrow import decoded, is_zero
 from hybridc.lowering.ops.quantized import (
     INTEGERS,
-    NARROW,
     centered,
     column,
     combined,
@@ -22,13 +23,12 @@ from hybridc.lowering.ops.quantized import (
     quantize,
     requantize,
     spread,
-    widened,
 )
 from hybridc.lowering.ops.window import window_of
-from hybridc.lowering.value import Constant, Expression, Value
+from hybridc.lowering.value import Expression, Narrow, Value
 
 
-def quantize_linear(call: Call) -> Expression:
+def quantize_linear(call: Call) -> Value:
     """Division by a scale, rounding and saturation, per tensor, axis or block."""
     dtype = _target_type(call)
     work = ir.DataType(call.attribute("precision", 0) or ir.DataType.FLOAT)
@@ -38,30 +38,38 @@ def quantize_linear(call: Call) -> Expression:
         raise Unsupported("QuantizeLinear that divides in half precision")
     axis, block = _axis_and_block(call)
     scale = spread(call, call.value(1), axis, block)
-    if dtype in float8.FORMATS:
-        return _quantize_to_float8(call, scale, dtype)
+    if dtype in narrow_floats.FORMATS:
+        return _quantize_to_float(call, scale, axis, block, dtype)
     zero = spread(call, call.value(2), axis, block) if call.has(2) else None
     return quantize(call, call.value(0), scale, zero, dtype)
 
 
-def _quantize_to_float8(call: Call, scale: Value, dtype: str) -> Expression:
-    if call.has(2) and call.constant(2, "an 8-bit float's zero point").astype("float32").any():
-        raise Unsupported(f"a zero point other than zero with {dtype}")
+def _quantize_to_float(call: Call, scale: Value, axis: int, block: int, dtype: str) -> Narrow:
     saturate = bool(call.attribute("saturate", 1))
+    zeros = _zero_points(call, axis, block)
 
-    def element(x: Any, s: Any) -> Any:
-        return float8.encode(x.astype("float32") / s.astype("float32"), dtype, saturate)
+    def element(x: Any, s: Any, *z: Any) -> Any:
+        ratio = x.astype("float32") / s.astype("float32")
+        if z:  # adding zero would make 0 of -0
+            ratio = tirx.Select(z[0] == tirx.const(0, "float32"), ratio, ratio + z[0])
+        return narrow_floats.encode(ratio, dtype, saturate)
 
-    return map_elements(call, element, call.value(0), scale, name="quantize")
+    codes = map_elements(call, element, call.value(0), scale, *zeros, name="quantize")
+    return Narrow(codes, dtype)
+
+
+def _zero_points(call: Call, axis: int, block: int) -> list[Value]:
+    """The zero points of a float type, which are nearly always zero, or nothing if they are."""
+    if not call.has(2) or is_zero(call, call.value(2)):
+        return []
+    return [spread(call, call.value(2), axis, block)]
 
 
 def _target_type(call: Call) -> str:
     """numpy's name of the quantized type."""
     given = ir.DataType(call.attribute("output_dtype", 0) or ir.DataType.UINT8)
     dtype = call.dtype(2) if call.has(2) else given.numpy().name
-    if dtype in NARROW and call.node.outputs[0].is_graph_output():
-        raise Unsupported(f"a result of type {dtype}")
-    if dtype not in float8.FORMATS and dtype not in INTEGERS:
+    if dtype not in narrow_floats.FORMATS and dtype not in INTEGERS:
         raise Unsupported(f"quantization to {dtype}")
     return dtype
 
@@ -80,30 +88,15 @@ def dequantize_linear(call: Call) -> Expression:
     """Multiplication by a scale, per tensor, axis or block."""
     given = call.attribute("output_dtype", 0)
     dtype = ir.DataType(given).numpy().name if given else call.dtype(1)
-    data, source = call.value(0), call.dtype(0)
+    if dtype in NARROW:
+        raise Unsupported(f"dequantization to {dtype}")
+    data = decoded(call, call.value(0))
     axis, block = _axis_and_block(call)
     scale = spread(call, call.value(1), axis, block)
-    if source in float8.FORMATS or source.startswith("float4"):
-        return cast(call, _dequantize_float(call, data, scale, source), dtype)
-    if source in NARROW and not isinstance(data, Constant):
-        raise Unsupported(f"an input of type {source}")
-    zero = spread(call, call.value(2), axis, block) if call.has(2) else None
-    result = dequantize(call, widened(data), scale, zero)
-    return cast(call, result, dtype)
-
-
-def _dequantize_float(call: Call, data: Value, scale: Value, source: str) -> Expression:
-    if call.has(2) and call.constant(2, "an 8-bit float's zero point").astype("float32").any():
-        raise Unsupported(f"a zero point other than zero with {source}")
-    if isinstance(data, Constant):
-        return dequantize(call, widened(data), scale, None)
-    if source not in float8.FORMATS:
-        raise Unsupported(f"an input of type {source}")
-
-    def element(x: Any, s: Any) -> Any:
-        return float8.decode(x, source) * s.astype("float32")
-
-    return map_elements(call, element, data, scale, name="dequantize")
+    zeros = _zero_points(call, axis, block)
+    if zeros and is_float(call.dtype(0)):
+        data = map_elements(call, lambda x, z: x - z, data, zeros.pop(), name="less_zero")
+    return cast(call, dequantize(call, data, scale, *zeros or [None]), dtype)
 
 
 def dynamic_quantize_linear(call: Call) -> tuple[Expression, ...]:

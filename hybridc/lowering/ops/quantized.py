@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from hybridc.bundle.dtypes import NARROW
 from hybridc.lowering.call import Call, Unsupported, shape_of
 from hybridc.lowering.ops.common import (
     Own,
@@ -25,33 +26,14 @@ from hybridc.lowering.ops.common import (
     same_dim,
     value_shape,
 )
-from hybridc.lowering.value import Constant, Expression, Value
-
-NARROW = {
-    "int2": (-2, 1, "int8"),
-    "uint2": (0, 3, "uint8"),
-    "int4": (-8, 7, "int8"),
-    "uint4": (0, 15, "uint8"),
-}
-"""Integers below a byte: range, and the type that carries them in a compiled model."""
+from hybridc.lowering.ops.narrow import decoded, is_integer
+from hybridc.lowering.value import Constant, Expression, Narrow, Value
 
 INTEGERS = {
     name: (int(np.iinfo(name).min), int(np.iinfo(name).max), name)
     for name in ("int8", "uint8", "int16", "uint16", "int32")
-} | NARROW
+} | {name: (c.low, c.high, c.dtype) for name, c in NARROW.items() if is_integer(name)}
 """Types of quantized integers: range and carrying type."""
-
-
-def widened(value: Value) -> Value:
-    """A constant of a type below a byte, or of an 8-bit float, in a type that TVM computes with."""
-    if not isinstance(value, Constant):
-        return value
-    name = str(value.array.dtype)
-    if name in NARROW:
-        return Constant(f"{value.name}.widened", value.array.astype(NARROW[name][2]))
-    if name.startswith(("float8", "float4")):
-        return Constant(f"{value.name}.widened", value.array.astype("float32"))
-    return value
 
 
 def spread(call: Call, value: Value, axis: int, block: int) -> Value:
@@ -64,7 +46,7 @@ def spread(call: Call, value: Value, axis: int, block: int) -> Value:
         axis: Not negative.
         block: 0 if there are no blocks.
     """
-    value, shape, rank = widened(value), call.shape(0), call.rank(0)
+    value, shape, rank = decoded(call, value), call.shape(0), call.rank(0)
     given = value_shape(call, value)
     if block:
         return _repeat(call, value, axis, block)
@@ -148,7 +130,7 @@ def round_to(value: Any, zero: Any | None, dtype: str) -> Any:
     return tirx.min(tirx.max(value, bounds[0]), bounds[1]).astype("int32").astype(carrier)
 
 
-def quantize(call: Call, value: Value, scale: Value, zero: Value | None, dtype: str) -> Expression:
+def quantize(call: Call, value: Value, scale: Value, zero: Value | None, dtype: str) -> Value:
     """``round(value / scale) + zero`` saturated to an integer type; everything broadcasts."""
 
     def element(x: Any, s: Any, *z: Any) -> Any:
@@ -156,7 +138,8 @@ def quantize(call: Call, value: Value, scale: Value, zero: Value | None, dtype: 
         return round_to(ratio, z[0] if z else None, dtype)
 
     zeros = [] if zero is None else [zero]
-    return map_elements(call, element, value, scale, *zeros, name="quantize")
+    result = map_elements(call, element, value, scale, *zeros, name="quantize")
+    return Narrow(result, dtype) if dtype in NARROW else result
 
 
 def dequantize(call: Call, value: Value, scale: Value, zero: Value | None) -> Expression:

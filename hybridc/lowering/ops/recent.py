@@ -7,25 +7,37 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx
 
+from hybridc.bundle.dtypes import NARROW
 from hybridc.lowering.call import Call, Operator, Unsupported
 from hybridc.lowering.ops.at_run_time import scan_at_run_time
 from hybridc.lowering.ops.common import (
     Own,
     compute,
-    dtype_name,
     emit_kernel,
     map_elements,
 )
-from hybridc.lowering.value import Expression, Value
+from hybridc.lowering.ops.narrow import bit_patterns, from_bit_patterns, type_name
+from hybridc.lowering.value import Expression, Narrow, Value
 
 
 def bit_cast(call: Call) -> Value:
     """The same bits read as another type of the same width."""
-    source, target = call.dtype(0), dtype_name(call.attribute("to"))
+    source, target = call.dtype(0), type_name(call.attribute("to"))
+    value = call.value(0)
     if source == target:
-        return call.value(0)
-    if np.dtype("uint8" if source == "bool" else source).itemsize != _bytes(target):
+        return value
+    if _bits(source) != _bits(target):
         raise Unsupported(f"BitCast from {source} to {target}")
+    if isinstance(value, Narrow):
+        value, source = bit_patterns(call, value), "uint8"
+    if target in NARROW:
+        return from_bit_patterns(call, _reinterpreted(call, value, source, "uint8"), target)
+    return _reinterpreted(call, value, source, target)
+
+
+def _reinterpreted(call: Call, value: Value, source: str, target: str) -> Value:
+    if source == target:
+        return value
 
     def function(x: Any) -> Any:
         x = x.astype("uint8") if source == "bool" else x
@@ -34,11 +46,13 @@ def bit_cast(call: Call) -> Value:
             return tirx.NE(x, tirx.const(0, "uint8"))
         return x if source == "bool" and target == "uint8" else tirx.reinterpret(target, x)
 
-    return map_elements(call, function, call.value(0), name="bit_cast")
+    return map_elements(call, function, value, name="bit_cast")
 
 
-def _bytes(dtype: str) -> int:
-    return {"bool": 1, "bfloat16": 2}.get(dtype) or np.dtype(dtype).itemsize
+def _bits(dtype: str) -> int:
+    if dtype in NARROW:
+        return (NARROW[dtype].high - NARROW[dtype].low).bit_length()
+    return 8 * ({"bool": 1, "bfloat16": 2}.get(dtype) or np.dtype(dtype).itemsize)
 
 
 def running_product(call: Call) -> Expression:

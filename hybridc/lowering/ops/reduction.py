@@ -10,6 +10,7 @@ import numpy as np
 from tvm import relax, te, topi
 
 from hybridc.lowering.call import Call, Converter, Operator, Unsupported
+from hybridc.lowering.checks import unless_empty
 from hybridc.lowering.ops.at_run_time import reduce_at_run_time, scan_at_run_time
 from hybridc.lowering.ops.common import (
     HALF_TYPES,
@@ -76,8 +77,11 @@ def _reduced(
     dtype = str(data.ty.dtype)
     extremes = {relax.op.max: largest_of, relax.op.min: smallest_of}
     if is_float(dtype) and reduce in extremes:
-        return reduce_with(call, extremes[reduce](dtype), data, axes, keep)
-    return call.emit(reduce(data, axis=axes, keepdims=keep))
+        result = reduce_with(call, extremes[reduce](dtype), data, axes, keep)
+    else:
+        result = call.emit(reduce(data, axis=axes, keepdims=keep))
+    count = product([shape[axis] for axis in axes])
+    return unless_empty(call, result, count, _of_nothing(reduce, dtype))
 
 
 def _neutral(call: Call, reduce: Callable[..., Any], axes: list[int], dtype: str) -> Expression:
@@ -87,11 +91,16 @@ def _neutral(call: Call, reduce: Callable[..., Any], axes: list[int], dtype: str
         for axis, dim in enumerate(call.shape(0))
         if axis not in axes or call.attribute("keepdims", 1)
     ]
+    return filled(call, kept, _of_nothing(reduce, dtype), dtype)
+
+
+def _of_nothing(reduce: Callable[..., Any], dtype: str) -> float:
+    """The result of a reduction over no elements."""
     floating = is_float(dtype)
     lowest = -math.inf if floating else 0 if dtype == "uint8" else np.iinfo(dtype).min
     highest = math.inf if floating else np.iinfo(dtype).max
     values = {relax.op.sum: 0, relax.op.prod: 1, relax.op.max: lowest, relax.op.min: highest}
-    return filled(call, kept, values.get(reduce, math.nan), dtype)
+    return values.get(reduce, math.nan)
 
 
 def _mean(data: Expression, axis: list[int], keepdims: bool) -> Expression:
@@ -127,7 +136,8 @@ def log_sum_exp(call: Call) -> Value:
     result = call.emit(relax.op.add(call.emit(relax.op.log(total)), largest))
     if not call.attribute("keepdims", 1):
         result = call.emit(relax.op.squeeze(result, axes))
-    return cast(call, result, dtype)
+    count = product([call.shape(0)[axis] for axis in axes])
+    return cast(call, unless_empty(call, result, count, -math.inf), dtype)
 
 
 def arg_extremum(find: Callable[..., Any]) -> Converter:

@@ -15,10 +15,12 @@ A carried value whose shape changes has variables for the dimensions that do, in
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import tvm
 from tvm import relax, te, tirx
 
 from hybridc.lowering.call import Call, Unsupported, as_expression, dtype_of, shape_of
@@ -44,6 +46,7 @@ class _Family:
             what is captured.
         carried: How many values are carried.
         rows: Shapes of the rows.
+        changing: Variables of the sizes that change from iteration to iteration.
         result: Type that all of them return.
         enter: The function that runs some iterations.
     """
@@ -55,6 +58,7 @@ class _Family:
     carried: int
     rows: list[tuple[Dim, ...]]
     result: relax.TupleType
+    changing: frozenset[Any] = frozenset()
     enter: Any = None
 
     @property
@@ -94,7 +98,7 @@ def emit_loop(
     """
     family, body, arguments = _traced(call, carried, step)
     enter = _declare(family)
-    family = _Family(**{**vars(family), "enter": enter})
+    family = dataclasses.replace(family, enter=enter)
     active = _choice(family, _more_than_one(family), _halves(family), body)
     entered = _choice(family, _is_running(family), active, _idle(family))
     call.builder.update_func(enter, _function(family, entered))
@@ -103,11 +107,36 @@ def emit_loop(
     return _unpacked(family, result, [shape_of(tensor) for tensor in carried])
 
 
+def captured(
+    parameters: Sequence[Expression], body: relax.SeqExpr
+) -> tuple[list[Expression], list[Any]]:
+    """What a body reads from outside: tensors, and sizes that the shapes of no tensor tell."""
+    free = list(relax.analysis.free_vars(body))
+    tensors = [v for v in free if not isinstance(v.ty, tvm.ir.PrimType)]
+    function = relax.Function([*parameters, *tensors], body, body.ty, is_pure=False)
+    told = set(relax.analysis.defined_symbolic_vars(function))
+    sizes = [v for v in free if isinstance(v.ty, tvm.ir.PrimType)]
+    sizes += relax.analysis.free_symbolic_vars(function)
+    return tensors, [v for v in dict.fromkeys(sizes) if v not in told]
+
+
+def _is_shaped(value: Expression) -> bool:
+    kind = value.ty
+    return isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr)
+
+
+def told_by(values: Sequence[Expression]) -> set[Any]:
+    """The variables that the shapes of tensors tell."""
+    shapes = [shape_of(v) for v in values if _is_shaped(v)]
+    return {variable for shape in shapes for dim in shape for variable in variables(dim)}
+
+
 def _traced(
     call: Call, carried: Sequence[Expression], step: Step
 ) -> tuple[_Family, relax.SeqExpr, list[Expression]]:
     """The loop's body with what it captures, for shapes that hold in every iteration."""
     shapes = [list(shape_of(tensor)) for tensor in carried]
+    changing: set[tuple[int, int]] = set()
     while True:
         family, body, results = _trace(call, carried, shapes, step)
         changed = False
@@ -118,10 +147,13 @@ def _traced(
                     f"value {index} that the loop carries changes its type or its rank"
                 )
             for axis, size in enumerate(after):
-                if not same_dim(size, shapes[index][axis]):
+                if (index, axis) not in changing and not same_dim(size, shapes[index][axis]):
+                    changing.add((index, axis))
                     shapes[index][axis] = tirx.Var(f"carried_{index}_{axis}", "int64")
                     changed = True
         if not changed:
+            moving = frozenset(shapes[index][axis] for index, axis in changing)
+            family = dataclasses.replace(family, changing=moving)
             return _with_captured(family, body)
 
 
@@ -163,19 +195,20 @@ def _with_captured(
     family: _Family, body: relax.SeqExpr
 ) -> tuple[_Family, relax.SeqExpr, list[Expression]]:
     """The family with parameters for what the body reads from outside, and the arguments."""
-    own = set(family.parameters)
-    arguments: list[Expression] = [v for v in relax.analysis.free_vars(body) if v not in own]
+    own = {*family.parameters, family.first, family.end}
+    arguments, sizes = captured(family.parameters, body)
+    arguments = [variable for variable in arguments if variable not in own]
+    sizes = [variable for variable in sizes if variable not in own]
     parameters = [*family.parameters, *arguments]
-    function = relax.Function(parameters, body, family.result, is_pure=False)
-    span = {family.first, family.end}
-    sizes = [v for v in relax.analysis.free_symbolic_vars(function) if v not in span]
-    known = {*sizes, *relax.analysis.defined_symbolic_vars(function)}
+    known = {*own, *sizes, *told_by(parameters)}
+    if any(_changes(family, dim) for row in family.rows for dim in row):
+        raise Unsupported("a scan output whose shape changes from iteration to iteration")
     if not known.issuperset(v for row in family.rows for dim in row for v in variables(dim)):
         raise Unsupported("a scan output whose size only the loop's body tells")
     if sizes:  # in expressions, but in no shape that the function is given
         parameters.append(relax.Var("sizes", relax.ShapeType(sizes)))
         arguments = [*arguments, relax.ShapeExpr(sizes)]
-    return _Family(**{**vars(family), "parameters": parameters}), body, arguments
+    return dataclasses.replace(family, parameters=parameters), body, arguments
 
 
 def _sequence(call: Call, emit: Callable[[], Sequence[Expression]]) -> relax.SeqExpr:
@@ -310,8 +343,8 @@ def _unpacked(
 
 
 def _changes(family: _Family, dim: Dim) -> bool:
-    """Whether a dimension is one of those that change from iteration to iteration."""
-    return not isinstance(dim, int) and any(v.name.startswith("carried_") for v in variables(dim))
+    """Whether a dimension changes from iteration to iteration."""
+    return not family.changing.isdisjoint(variables(dim))
 
 
 def _new(index: int) -> Any:

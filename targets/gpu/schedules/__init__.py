@@ -17,7 +17,13 @@ from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.programs import schedule_program
 from hybridc.targets.gpu.schedules.rows import schedule_rows
 from hybridc.targets.gpu.schedules.stages import schedule_stages
-from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_spatial, store_of
+from hybridc.targets.llvm.schedules.blocks import (
+    ROOT,
+    blocks_of,
+    is_reduction,
+    is_spatial,
+    store_of,
+)
 from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -46,7 +52,7 @@ def schedule_module(module: tvm.IRModule, target: Any, limits: Limits) -> tvm.IR
 def schedule_function(function: tirx.PrimFunc, limits: Limits) -> tirx.PrimFunc:
     """Schedule one function with the first rule that fits; one fits every function."""
     schedule = Schedule(tvm.IRModule({"main": function}))
-    if not all(_is_computed(schedule.get(block)) for block in blocks_of(schedule)):
+    if function.body.block.name_hint != ROOT or not _is_computed(schedule):
         return schedule_program(function, limits)
     for rule in _RULES:
         scheduled = apply_rule(rule, function, limits)
@@ -68,9 +74,10 @@ def apply_rule(rule: Rule, function: tirx.PrimFunc, limits: Limits) -> tirx.Prim
         return None
 
 
-def _is_computed(block: Any) -> bool:
-    """Whether a block computes an element by a formula or by a reduction."""
-    return (is_spatial(block) and store_of(block) is not None) or is_reduction(block)
+def _is_computed(schedule: Schedule) -> bool:
+    """Whether every block computes elements by a formula or by a reduction."""
+    blocks = map(schedule.get, blocks_of(schedule))
+    return all((is_spatial(b) and store_of(b) is not None) or is_reduction(b) for b in blocks)
 
 
 _RULES: tuple[Rule, ...] = (schedule_rows,)

@@ -12,8 +12,9 @@ from typing import Any
 
 import tvm_ffi
 from hybridc.targets.gpu.limits import Limits
+from hybridc.targets.llvm.schedules.blocks import ROOT
 from tvm import tirx
-from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir import SBlock
 
 THREADS = 64
 """Threads of a block, few since each does much."""
@@ -53,7 +54,7 @@ def _size(buffer: Any) -> int | None:
 
 
 def _bind_block(block: SBlock, threads: int) -> SBlock:
-    if isinstance(block.body, SBlockRealize):  # the root
+    if block.name_hint == ROOT:
         return block
     return SBlock(
         block.iter_vars,
@@ -110,10 +111,11 @@ def _launch(
     body: Any, blocks: Any, threads: int, block: Any | None = None, thread: Any | None = None
 ) -> Any:
     """A kernel: ``body`` under a loop over blocks and one over threads."""
-    dtype = block.ty.dtype if block is not None else "int64"
-    count = tirx.IntImm(dtype, threads)
-    inner = _thread_loop("threadIdx.x", thread or tirx.Var("thread", dtype), count, body)
-    return _thread_loop("blockIdx.x", block or tirx.Var("block", dtype), blocks, inner)
+    if block is None or thread is None:
+        block, thread = tirx.Var("block", "int64"), tirx.Var("thread", "int64")
+    count = tirx.IntImm(block.ty.dtype, threads)
+    inner = _thread_loop("threadIdx.x", thread, count, body)
+    return _thread_loop("blockIdx.x", block, blocks, inner)
 
 
 def _thread_loop(tag: str, variable: Any, extent: Any, body: Any) -> tirx.For:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from hybridc.targets.gpu.limits import Limits
+from hybridc.targets.gpu.schedules.reducers import combines
 from hybridc.targets.llvm.schedules.blocks import (
     blocks_of,
-    collect,
     extents_of,
     is_reduction,
     is_spatial,
@@ -45,9 +46,6 @@ MIN_SHARED = 64
 
 COLUMNS, SUMMANDS = 32, 16
 """Results and summands that a two-dimensional block works on at once."""
-
-_COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
-"""What TVM can combine across threads."""
 
 
 def schedule_stages(schedule: Schedule, limits: Limits) -> Schedule:
@@ -84,7 +82,7 @@ def _schedule_reduction(schedule: Schedule, block: Any, limits: Limits) -> set[s
     results, summands = _count(schedule, spatial), _count(schedule, reduced)
     node = schedule.get(block)
     scarce = results is not None and results < ENOUGH
-    if scarce and (summands is None or summands >= MIN_SHARED) and _combines(node):
+    if scarce and (summands is None or summands >= MIN_SHARED) and combines(node):
         columns = _columns(results or 1)
         if _reads_along(node, reduced=True) or columns < 8:
             _one_block_each(schedule, block, spatial, reduced, limits)
@@ -94,8 +92,15 @@ def _schedule_reduction(schedule: Schedule, block: Any, limits: Limits) -> set[s
     return _one_thread_each(schedule, block, limits)
 
 
-def split_loops(schedule: Schedule, block: Any) -> tuple[list[Any], list[Any]]:
+def split_loops(
+    schedule: Schedule, block: Any, strict: bool = True
+) -> tuple[list[Any], list[Any]]:
     """The block's loops over results and over summands, in order.
+
+    Args:
+        schedule: The schedule.
+        block: The block.
+        strict: Whether each loop must run over one axis of the block; others count as results.
 
     Raises:
         Misfit: A loop does not run over one axis of the block.
@@ -108,7 +113,7 @@ def split_loops(schedule: Schedule, block: Any) -> tuple[list[Any], list[Any]]:
     spatial, reduced = [], []
     for loop in loops:
         kind = kinds.get(schedule.get(loop).loop_var)
-        if kind is None:
+        if kind is None and strict:
             raise Misfit("a loop runs over no axis")
         (reduced if kind == tirx.IterVar.CommReduce else spatial).append(loop)
     return spatial, reduced
@@ -132,9 +137,12 @@ def _one_thread_each(schedule: Schedule, block: Any, limits: Limits) -> set[str]
     names.add(schedule.get(reader).name_hint)
     thread = bind_elements(schedule, list(schedule.get_loops(reader)), reader, limits)
     schedule.compute_at(block, thread)
-    _, reduced = _inner_loops(schedule, block, thread)
+    _, reduced = inner_loops(schedule, block, thread)
     if reduced:
-        schedule.decompose_reduction(block, reduced[0])
+        # Where TVM does not see through the division of the fused loops, the start value is set
+        # by a condition in the loop.
+        with suppress(RuntimeError):
+            schedule.decompose_reduction(block, reduced[0])
     return names
 
 
@@ -146,7 +154,7 @@ def _bind_alone(schedule: Schedule, loops: Sequence[Any]) -> None:
     schedule.bind(threads, "threadIdx.x")
 
 
-def _inner_loops(schedule: Schedule, block: Any, outer: Any) -> tuple[list[Any], list[Any]]:
+def inner_loops(schedule: Schedule, block: Any, outer: Any) -> tuple[list[Any], list[Any]]:
     """Loops of a block up to ``outer`` and those inside of it."""
     loops = list(schedule.get_loops(block))
     place = next(i for i, loop in enumerate(loops) if _same(schedule, loop, outer))
@@ -164,7 +172,7 @@ def _only_reader(schedule: Schedule, block: Any) -> Any | None:
     if len(readers) != 1 or len(node.writes) != 1:
         return None
     reader = schedule.get(readers[0])
-    loads = [load for load in loads_of(reader) if load.source.same_as(node.writes[0].buffer)]
+    loads = [load for load in loads_of(reader) if load.source.same_as(node.writes[0].source)]
     if not is_spatial(reader) or len(loads) != 1:
         return None
     mine, theirs = _results(node), extents_of(reader)
@@ -220,16 +228,6 @@ def _columns(results: int) -> int:
     return next(size for size in range(COLUMNS, 0, -1) if results % size == 0)
 
 
-def _combines(node: Any) -> bool:
-    """Whether TVM can share the reduction among threads."""
-    store = store_of(node)
-    if store is None or not isinstance(store.value, _COMBINERS):
-        return False
-    name = str(store.value.ty.dtype)
-    own = [load for load in loads_of(node) if load.source.same_as(store.buffer)]
-    return name.startswith(("float", "int", "uint", "bfloat")) and len(own) == 1
-
-
 def _reads_along(node: Any, reduced: bool) -> bool:
     """Whether neighbors in memory lie along the last axis of the summands."""
     axes = [axis.var for axis in node.iter_vars]
@@ -259,5 +257,3 @@ def _count(schedule: Schedule, loops: Sequence[Any]) -> int | None:
         return None
     return math.prod(int(extent) for extent in extents)
 
-
-__all__ = ["bind_elements", "collect", "schedule_stages", "split_loops"]

@@ -1,0 +1,29 @@
+#!/bin/sh
+# Make the folder that tests/gpu/run.sh checks on a machine with a GPU:
+#
+#     sh tests/gpu/prepare.sh FOLDER [PYTHON_VERSION [MODEL...]]
+#
+# Compiles the bundles, and collects the loader for the Python version of that machine (3.12).
+# PYTHON is a Python with the compiler installed; no GPU is needed.
+set -eu
+cd "$(dirname "$0")/../.."
+python=${PYTHON:-.venv/bin/python}
+folder=$1
+version=${2:-3.12}
+shift; [ $# -eq 0 ] || shift
+mkdir -p "$folder"
+bundles=$(mktemp -d)
+trap 'rm -rf "$bundles"' EXIT
+"$python" -m tests.gpu.bundles "$bundles" "$@" --target "${TARGET:-cuda:sm_80,sm_90}" || true
+# The bundles repeat the runtime; one archive with a large window holds it once.
+tar -C "$bundles" --sort=name --mtime=@0 -cf - . | xz -T0 -6 --lzma2=dict=128MiB \
+    > "$folder/bundles.tar.xz"
+rm -rf "$folder/site"
+"$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$bundles/wheel" .
+"$python" -m pip install --quiet --no-compile --target "$folder/site" --no-deps "$bundles"/wheel/*.whl
+"$python" -m pip install --quiet --no-compile --target "$folder/site" --no-deps \
+    --only-binary=:all: --python-version "$version" --implementation cp \
+    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+    --upgrade "apache-tvm-ffi==0.1.14.post1" click typing_extensions "nvidia-cuda-runtime>=13,<13.1"
+cp tests/gpu/run.sh tests/gpu/check.py tests/gpu/loader.py "$folder/"
+du -sh "$folder"/*
