@@ -56,6 +56,8 @@ class Options:
         samples: Files with inputs for the check; seeded inputs are made if there are none.
         tolerance: Largest error relative to an output's scale.
         fallback: Whether ONNX Runtime may run what no device's target compiles.
+        isolate: Whether native code of others may run in child processes, which is safe only in a
+            process without other threads.
         verify: Whether to compare with the reference and run the bundle at the end.
     """
 
@@ -66,6 +68,7 @@ class Options:
     samples: tuple[Path, ...] = ()
     tolerance: float = DEFAULT_TOLERANCE
     fallback: bool = True
+    isolate: bool = False
     verify: bool = True
 
 
@@ -125,7 +128,7 @@ def build(
     dimensions = specialize(source.model, options.shapes)
     progress(f"[2/6] simplifying {len(source.model.graph)} nodes")
     table = default_table()
-    model, notes = run_passes(source.model, table.lowers)
+    model, notes = run_passes(source.model, table.lowers, options.isolate)
     progress(f"[3/6] placing {len(model.graph)} nodes")
     placed = place_and_lower(
         model.graph, options.devices, options.pins, options.fallback, dimensions

@@ -36,11 +36,12 @@ class Step:
     optional: bool = False
 
 
-def make_steps(lowers: Lowers) -> tuple[Step, ...]:
+def make_steps(lowers: Lowers, isolate: bool = False) -> tuple[Step, ...]:
     """The passes in order.
 
     Args:
         lowers: Whether an operator has a converter; those that have none are expanded.
+        isolate: Whether to run native code of others in child processes.
     """
     return (
         Step("drop stale shapes", DropStaleShapes),
@@ -49,7 +50,7 @@ def make_steps(lowers: Lowers) -> tuple[Step, ...]:
         Step("initializers that are also inputs", RemoveInitializersFromInputsPass),
         Step("infer types", InferShapes, optional=True),
         Step("expand functions", lambda: ExpandFunctions(lowers), optional=True),
-        Step("simplify", Simplify, optional=True),
+        Step("simplify", lambda: Simplify(isolate), optional=True),
         Step("name new nodes", NameNodes),
         Step("lift constants", lambda: LiftConstantsToInitializersPass(True, 0)),
         Step("infer shapes", InferShapes, optional=True),
@@ -61,14 +62,16 @@ def make_steps(lowers: Lowers) -> tuple[Step, ...]:
     )
 
 
-def run_passes(model: ir.Model, lowers: Lowers) -> tuple[ir.Model, list[str]]:
-    """Run all passes.
+def run_passes(
+    model: ir.Model, lowers: Lowers, isolate: bool = False
+) -> tuple[ir.Model, list[str]]:
+    """Run all passes; see :func:`make_steps` for the arguments.
 
     Returns:
         The resulting model, and a line for each optional step that failed and was left out.
     """
     notes: list[str] = []
-    for step in make_steps(lowers):
+    for step in make_steps(lowers, isolate):
         if not step.optional:
             model = step.make()(model).model
             continue

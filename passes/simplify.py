@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 from hybridc.passes.fold_constants import constant_nodes
 from hybridc.passes.infer_shapes import has_long_vector
+from hybridc.passes.isolation import in_child
 
 from hybridc.frontend.limits import tensor_bytes
 
@@ -21,13 +22,24 @@ MAX_BYTES = 1 << 30
 """Models with more initializer bytes than this do not fit a protobuf message comfortably."""
 
 
+SECONDS = 600
+"""Longest run of onnxsim in a child process."""
+
+
 class Simplify(ir.passes.FunctionalPass):
-    """onnxsim over models of up to :data:`MAX_BYTES`; larger ones pass unchanged."""
+    """onnxsim over models of up to :data:`MAX_BYTES`; larger ones pass unchanged.
+
+    Args:
+        isolate: Whether to run it in a child process, which its crash does not leave; see
+            :mod:`hybridc.passes.isolation` for when that is allowed.
+    """
+
+    def __init__(self, isolate: bool = False) -> None:
+        super().__init__()
+        self._isolate = isolate
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Simplify; raises what onnxsim raises."""
-        import onnxsim
-
         total = sum(
             value.const_value.nbytes
             for value in model.graph.initializers.values()
@@ -37,10 +49,20 @@ class Simplify(ir.passes.FunctionalPass):
             return ir.passes.PassResult(model.clone(), modified=False)
         proto = ir.to_proto(model)
         with _quiet():
-            simplified, _ = onnxsim.simplify(proto, check_n=0, certify=False)
+            if self._isolate:
+                data = in_child(lambda: _simplify(proto).SerializeToString(), SECONDS)
+                simplified = onnx.ModelProto.FromString(data)
+            else:
+                simplified = _simplify(proto)
         onnx.checker.check_model(simplified)
         _check_interface(proto.graph, simplified.graph)
         return ir.passes.PassResult(ir.from_proto(simplified), modified=True)
+
+
+def _simplify(proto: onnx.ModelProto) -> onnx.ModelProto:
+    import onnxsim
+
+    return onnxsim.simplify(proto, check_n=0, certify=False)[0]
 
 
 def _computes_more(graph: ir.Graph) -> bool:

@@ -121,6 +121,7 @@ def command(
         samples=samples,
         tolerance=tolerance,
         fallback=not no_fallback,
+        isolate=True,
         verify=not no_verify,
     )
     report = compile_model(model, output, options, _progress)

@@ -73,7 +73,7 @@ def _describe_model(path: Path, shapes: tuple[str, ...]) -> dict[str, Any]:
         if shapes:
             raise
         return data | {"operators_in_file": _count(source.model.graph), "note": str(error)}
-    model, notes = run_passes(source.model, default_table().lowers)
+    model, notes = run_passes(source.model, default_table().lowers, isolate=True)
     return data | _describe_nodes(model.graph) | {"notes": notes}
 
 

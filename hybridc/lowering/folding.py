@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from hybridc.lowering.call import Call
+from hybridc.lowering.ops.narrow import known
 from hybridc.lowering.value import Constant, Integers, Value
 
 MAX_ELEMENTS = 1 << 16
@@ -34,9 +35,9 @@ def fold(call: Call) -> tuple[Value, ...] | None:
     if node.domain or node.op_type not in _FOLDED:
         return None
     arrays = [_array(value) for value in call.inputs]
-    known = [array for array in arrays if array is not None]
+    settled = [array for array in arrays if array is not None]
     given = [value for value in call.inputs if value is not None]
-    if len(known) < len(given) or sum(array.size for array in known) > MAX_ELEMENTS:
+    if len(settled) < len(given) or sum(array.size for array in settled) > MAX_ELEMENTS:
         return None
     results = _evaluate(call, arrays)
     if results is None or sum(result.size for result in results) > MAX_ELEMENTS:

@@ -43,7 +43,7 @@ def packer(compile_source: Compile, cpu: Cpu) -> Callable[..., str]:
     def pack(module: Any, is_system_library: bool, prefix: str, folder: str) -> str:
         section = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module)
         data = np.from_dlpack(section).tobytes()
-        changed = rewrite(data, [m.inspect_source("cuda") for m in _cuda_modules(module)],
+        changed = rewrite(data, [m.inspect_source("cuda") for m in cuda_modules(module)],
                           compile_source)
         target = json.dumps({"kind": "llvm", "mtriple": cpu.triple, "mcpu": cpu.llvm_name})
         blob = tvm_ffi.get_global_func("codegen.codegen_blob")
@@ -54,11 +54,12 @@ def packer(compile_source: Compile, cpu: Cpu) -> Callable[..., str]:
     return pack
 
 
-def _cuda_modules(module: Any) -> Iterator[Any]:
+def cuda_modules(module: Any) -> Iterator[Any]:
+    """The modules with device code among a module and what it imports."""
     if module.kind == "cuda":
         yield module
     for imported in module.imports:
-        yield from _cuda_modules(imported)
+        yield from cuda_modules(imported)
 
 
 def rewrite(section: bytes, sources: list[str], compile_source: Compile) -> bytes:

@@ -78,7 +78,8 @@ def test_decoding_every_code(name, target):
 @pytest.mark.parametrize("name", FORMATS)
 def test_encoding_every_half(name, saturate, source):
     numbers, form = SOURCES[source], FORMATS[name]
-    wide = numbers.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        wide = numbers.astype(np.float64)
     wanted = np.clip(wide, -form.largest, form.largest) if saturate else wide
     got = cast(numbers, name, saturate=saturate)
     is_nan = np.isnan(wide)
@@ -99,10 +100,14 @@ def test_rounding_beside_every_tie(name, source):
     codes = np.arange(FORMATS[name].top + 1, dtype=np.uint8)
     exact = codes.view(dtype_of(name)).astype(source)
     ties = (exact[1:] + exact[:-1]) / 2
-    near = [np.nextafter(ties, np.array(limit, source)) for limit in (-np.inf, np.inf)]
-    numbers = np.concatenate([exact, ties, *near])
-    numbers = np.concatenate([numbers, -numbers])
-    assert_identical(cast(numbers, name), numbers.astype(dtype_of(name)))
+    below, above = (np.nextafter(ties, np.array(limit, source)) for limit in (-np.inf, np.inf))
+    numbers = np.concatenate([exact, ties, below, above])
+    even = codes[:-1] + codes[:-1] % 2
+    wanted = np.concatenate([codes, even, codes[:-1], codes[1:]])
+    np.testing.assert_array_equal(cast(numbers, name).view(np.uint8), wanted)
+    kept = wanted > 0 if FORMATS[name].unsigned_zero else wanted >= 0
+    signed = np.where(kept, wanted | FORMATS[name].sign, 0)
+    np.testing.assert_array_equal(cast(-numbers, name).view(np.uint8), signed)
 
 
 def powers(numbers, rounding):
@@ -116,7 +121,8 @@ def powers(numbers, rounding):
 @pytest.mark.parametrize("saturate", [0, 1])
 @pytest.mark.parametrize("rounding", ["up", "down", "nearest"])
 def test_powers_of_two(rounding, saturate):
-    finite = np.abs(HALVES.view(ml_dtypes.bfloat16).astype(np.float64))
+    with np.errstate(invalid="ignore"):
+        finite = np.abs(HALVES.view(ml_dtypes.bfloat16).astype(np.float64))
     numbers = np.unique(finite[np.isfinite(finite) & (finite > 0)])
     codes = np.clip(powers(numbers, rounding) + 127, 0, 254)
     if not saturate:
@@ -172,7 +178,7 @@ def test_cast_like(name):
 @pytest.mark.parametrize("name", NARROW)
 def test_dequantization(name, constants):
     numbers = all_numbers(name).reshape(2, -1)
-    scale = np.array([0.5, 3], np.float32)
+    scale = np.array([0.5, 0.75], np.float32)
     zero = np.zeros(2, dtype_of(name)) if name != E8M0 else None
     if is_integer(name):
         zero = np.ones(2, dtype_of(name))

@@ -1,0 +1,245 @@
+"""Geometry of a blocked convolution, and its cut into register tiles.
+
+The output of one image and one panel of filters is a plane of pixels. A register tile holds some
+pixels (a few rows times a few columns of the plane) times all vectors of the panel. Tiles of a
+row have sizes that differ by at most one, so that no pixel is computed twice. At the border some
+kernel positions fall outside of the input; tiles where the same ones do share their code, and the
+multiplications with zero are left out. Pointwise convolutions walk the plane as one long row,
+folded to whatever width tiles best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.registers import (
+    LOADS_PER_CYCLE,
+    MULTIPLIES_PER_CYCLE,
+    MULTIPLY_LATENCY,
+)
+
+BLOCKED = "hybridc.blocked_convolution"
+"""Annotation of a block that computes a blocked convolution: the fields of its Geometry."""
+
+FIRST_CACHE_BYTES = 32 * 1024
+STREAM_BYTES = 32
+"""Bytes per cycle that come from the second-level cache."""
+
+TILE_CYCLES = 24
+"""Cycles around each register tile that nothing hides: loop control and addresses."""
+
+FINISH_CYCLES = 2
+"""Cycles for one vector of results: bias, activation, store."""
+
+MAX_UNROLLED = 640
+"""Multiply-adds of one loop body, at most."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution whose output is blocked; sizes are in elements.
+
+    Attributes:
+        batch: Number of images.
+        groups: Number of channel groups; for a depthwise convolution the number of channels.
+        channels: Input channels of one group.
+        blocks: Blocks of output channels.
+        lanes: Channels of one block.
+        vectors: Blocks of one panel, all computed by one register tile.
+        source_lanes: Channels of one block of the input; 1 if it is plain.
+        depthwise: 1 if each channel is convolved on its own, else 0.
+        height, width: Size of the input.
+        rows, columns: Size of the output.
+        kernel_rows, kernel_columns: Size of the kernel.
+        row_step, column_step: Stride.
+        row_reach, column_reach: Dilation.
+        top, left: Padding in front.
+    """
+
+    batch: int
+    groups: int
+    channels: int
+    blocks: int
+    lanes: int
+    vectors: int
+    source_lanes: int
+    depthwise: int
+    height: int
+    width: int
+    rows: int
+    columns: int
+    kernel_rows: int
+    kernel_columns: int
+    row_step: int
+    column_step: int
+    row_reach: int
+    column_reach: int
+    top: int
+    left: int
+
+    def encode(self) -> list[int]:
+        """The fields as an annotation."""
+        return [int(value) for value in astuple(self)]
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether output pixel number q reads input pixel number q only."""
+        kernel = (self.kernel_rows, self.kernel_columns, self.row_step, self.column_step)
+        return kernel == (1, 1, 1, 1) and (self.height, self.width) == (self.rows, self.columns)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the reduction of one output."""
+        taps = self.kernel_rows * self.kernel_columns
+        return taps if self.depthwise else taps * self.channels
+
+    @property
+    def vertical(self) -> Axis:
+        """The axis of rows."""
+        return Axis(
+            self.rows, self.height, self.kernel_rows, self.row_step, self.row_reach, self.top
+        )
+
+    @property
+    def horizontal(self) -> Axis:
+        """The axis of columns."""
+        return Axis(
+            self.columns,
+            self.width,
+            self.kernel_columns,
+            self.column_step,
+            self.column_reach,
+            self.left,
+        )
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of a convolution."""
+
+    outputs: int
+    inputs: int
+    taps: int
+    step: int
+    reach: int
+    before: int
+
+    def reads(self, output: int, tap: int) -> bool:
+        """Whether an output meets an input, not padding, at a kernel position."""
+        return 0 <= output * self.step + tap * self.reach - self.before < self.inputs
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether some output reads padding."""
+        last = self.taps - 1
+        return not (self.reads(0, 0) and self.reads(self.outputs - 1, last))
+
+
+Pattern = tuple[tuple[bool, ...], ...]
+"""For each kernel position and each output of a tile, whether an input is read."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighboring tiles of one axis with the same size and the same pattern."""
+
+    start: int
+    count: int
+    size: int
+    pattern: Pattern
+
+
+def runs(axis: Axis, largest: int) -> list[Run]:
+    """Cut an axis into tiles of at most ``largest`` outputs, whose sizes differ by at most one."""
+    count = -(-axis.outputs // largest)
+    small, larger = divmod(axis.outputs, count)
+    found: list[Run] = []
+    start = 0
+    for index in range(count):
+        size = small + (index < larger)
+        pattern = tuple(
+            tuple(axis.reads(start + i, tap) for i in range(size)) for tap in range(axis.taps)
+        )
+        last = found[-1] if found else None
+        if last and (last.size, last.pattern) == (size, pattern):
+            found[-1] = Run(last.start, last.count + 1, size, pattern)
+        else:
+            found.append(Run(start, 1, size, pattern))
+        start += size
+    return found
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the plane of outputs is cut.
+
+    Attributes:
+        rows, columns: Size of the plane; a pointwise convolution's may be folded.
+        tile_rows: Rows of a register tile.
+        tile_columns: Columns of a register tile, at most.
+        cycles: Estimate for one image and one panel.
+    """
+
+    rows: int
+    columns: int
+    tile_rows: int
+    tile_columns: int
+    cycles: float
+
+
+def choose_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Tiling:
+    """The tiling that needs the fewest cycles by :func:`_cycles`."""
+    planes = [(geometry.rows, geometry.columns)]
+    if geometry.is_pointwise and may_fold:
+        pixels = geometry.rows * geometry.columns
+        planes += [(pixels // width, width) for width in range(1, pixels + 1) if not pixels % width]
+    candidates = [
+        Tiling(rows, columns, height, width, _cycles(geometry, cpu, rows, columns, height, width))
+        for rows, columns in planes
+        for height, width in _tiles(geometry, cpu, rows, columns)
+    ]
+    # Of equal ones, the plane with most rows: rows are what threads share.
+    return min(candidates, key=lambda tiling: (tiling.cycles, tiling.columns))
+
+
+def _tiles(geometry: Geometry, cpu: Cpu, rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Sizes of register tiles that fit; several rows only where a tile spans whole rows."""
+    taps = geometry.kernel_columns
+    limit = (cpu.vector_registers - 1) // geometry.vectors - 1
+    if geometry.depthwise:
+        limit = min(limit, 14)
+    for width in range(1, min(columns, limit) + 1):
+        if width * geometry.vectors * taps <= MAX_UNROLLED or width == 1:
+            yield 1, width
+    for height in range(2, min(rows, limit // columns) + 1):
+        if height * columns * geometry.vectors * taps * geometry.kernel_rows <= MAX_UNROLLED:
+            yield height, columns
+
+
+def _cycles(
+    geometry: Geometry, cpu: Cpu, rows: int, columns: int, tile_rows: int, tile_columns: int
+) -> float:
+    """Cycles of one image and panel: multiplies or loads, whichever takes longer."""
+    vectors = geometry.vectors
+    panel = geometry.steps * vectors * cpu.vector_bytes
+    streamed = panel > FIRST_CACHE_BYTES // 2 and not geometry.depthwise
+    stream = vectors * cpu.vector_bytes / STREAM_BYTES if streamed else 0
+    total = 0.0
+    for height, down in _sizes(rows, tile_rows):
+        for width, right in _sizes(columns, tile_columns):
+            pixels = height * width
+            multiplies = pixels * vectors / MULTIPLIES_PER_CYCLE
+            loads = (pixels + vectors) / LOADS_PER_CYCLE
+            step = max(multiplies, loads, MULTIPLY_LATENCY, stream) + 0.1 * (loads + stream)
+            finish = FINISH_CYCLES * pixels * vectors
+            total += down * right * (geometry.steps * step + finish + TILE_CYCLES)
+    return total
+
+
+def _sizes(outputs: int, largest: int) -> Sequence[tuple[int, int]]:
+    """Sizes of the tiles of an axis, each with its number."""
+    count = -(-outputs // largest)
+    small, larger = divmod(outputs, count)
+    return [(size, n) for size, n in ((small + 1, larger), (small, count - larger)) if n]

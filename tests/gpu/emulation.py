@@ -1,0 +1,120 @@
+"""Run GPU schedules on a CPU: every loop over blocks or threads becomes a plain loop.
+
+A scheduled function means the same whichever kind its loops have, so this finds schedules that
+compute something else. It does not find barriers that stand in the wrong place, which come in only
+when TVM makes source of it; for that there is :func:`divergent_barriers`.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import tvm
+import tvm_ffi
+from hybridc.targets.cuda.architectures import Gpu, parse_gpu
+from hybridc.targets.cuda.build import build_executable, compiled_graph
+from hybridc.targets.cuda.pack import cuda_modules
+from hybridc.targets.gpu.lower import lower_for_gpu
+from hybridc.targets.gpu.pipeline import finalize, fuse
+from hybridc.targets.gpu.schedules import schedule_module
+from hybridc.targets.protocol import Section
+from tvm import relax, tirx
+from tvm.s_tir import SBlock
+
+from hybridc.frontend.read import read_model
+from hybridc.frontend.shapes import model_inputs, parse_shapes, specialize
+from hybridc.lowering.lower import Lowered
+from hybridc.lowering.ops import default_table
+from hybridc.passes.pipeline import run_passes
+from hybridc.runtime.tensors import to_array, to_tensor
+from tests.models import Array
+
+
+def lowered_model(model: onnx.ModelProto, *shapes: str) -> tuple[Lowered, list[str], list[str]]:
+    """A whole model lowered for a GPU, with the names of its inputs and outputs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(model, path)
+        source = read_model(path)
+        ranges = specialize(source.model, parse_shapes(shapes))
+        passed, _notes = run_passes(source.model, default_table().lowers)
+        graph = passed.graph
+        inputs = [value for value in model_inputs(passed) if value.const_value is None]
+        section = Section(list(graph), inputs, list(graph.outputs), graph.opset_imports, ranges)
+        lowered = lower_for_gpu(section)
+    return lowered, [str(v.name) for v in inputs], [str(v.name) for v in graph.outputs]
+
+
+def cuda_source(model: onnx.ModelProto, gpu: Gpu | None = None) -> str:
+    """The CUDA source of a model's kernels."""
+    gpu = gpu or parse_gpu("sm_90")
+    module = lowered_model(model)[0].module
+    executable = build_executable(compiled_graph(module, gpu), gpu)
+    return "\n".join(found.inspect_source("cuda") for found in cuda_modules(executable.mod))
+
+
+def run_serially(model: onnx.ModelProto, feeds: dict[str, Array], *shapes: str) -> dict[str, Array]:
+    """Outputs of a model whose kernels are scheduled for a GPU and run on this CPU."""
+    gpu = parse_gpu("sm_90")
+    lowered, inputs, outputs = lowered_model(model, *shapes)
+    with gpu.target:
+        module = schedule_module(fuse(lowered.module), gpu.target, gpu.limits)
+    functions = {
+        variable: _serial(function) if isinstance(function, tirx.PrimFunc) else function
+        for variable, function in module.functions.items()
+    }
+    module = tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+    with gpu.host.target:
+        executable = relax.build(finalize(module), gpu.host.target, relax_pipeline=_nothing)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    weights = [to_tensor(array) for array in lowered.weights.values()]
+    results = machine["main"](*[to_tensor(feeds[n]) for n in inputs], tvm_ffi.Array(weights))
+    return dict(zip(outputs, map(to_array, results), strict=True))
+
+
+@tvm.transform.module_pass(opt_level=0, name="Nothing")
+def _nothing(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    return module
+
+
+def _serial(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    host: dict[Any, Any] = {}
+
+    def note(block: SBlock) -> None:
+        for buffer in block.alloc_buffers:
+            if buffer.scope() != "global":
+                new = tirx.decl_buffer(buffer.shape, buffer.dtype, buffer.name)
+                host[buffer.__chandle__()] = new
+
+    def unbind(loop: tirx.For) -> tirx.For:
+        if loop.kind != tirx.ForKind.THREAD_BINDING:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    tvm_ffi.structural_walk(function.body, (SBlock, note))
+    callbacks = [
+        (tirx.For, unbind),
+        (tirx.Var, lambda variable: host.get(variable.__chandle__(), variable)),
+    ]
+    return tvm_ffi.structural_map(function, callbacks)
+
+
+def divergent_barriers(source: str) -> Iterator[str]:
+    """Barriers of CUDA source that stand under a condition or a loop that depends on the thread."""
+    openers: list[str] = []
+    for line in source.splitlines():
+        text = line.strip()
+        if "__syncthreads()" in text:
+            yield from (opener for opener in openers if _depends_on_thread(opener))
+        openers = openers[: len(openers) - text.startswith("}")]
+        if text.endswith("{"):
+            openers.append(text)
+
+
+def _depends_on_thread(opener: str) -> bool:
+    return re.match(r"(if|for|while|\} else)\b.*threadIdx", opener) is not None

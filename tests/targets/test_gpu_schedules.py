@@ -1,0 +1,107 @@
+"""Schedules for GPUs: what they compute, run on the CPU, and where barriers stand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hybridc.targets.cuda.architectures import parse_gpu
+from hybridc.targets.gpu.schedules import apply_rule, schedule_rows
+from tvm import te, tirx
+from tvm.te import create_prim_func
+
+from tests.gpu.emulation import cuda_source, divergent_barriers, run_serially
+from tests.gpu.models import SMALL
+from tests.models import make_model, node, random, run_reference
+
+LIMITS = parse_gpu("sm_90").limits
+
+
+def feeds_of(model, seed=0):
+    weights = {tensor.name for tensor in model.graph.initializer}
+    feeds = {}
+    for value in model.graph.input:
+        if value.name not in weights:
+            dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            feeds[value.name] = random(*dims, seed=seed)
+    return feeds
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_schedules_compute_what_onnx_runtime_does(name):
+    model = SMALL[name]()
+    feeds = feeds_of(model)
+    results = run_serially(model, feeds)
+    for output, expected in run_reference(model, feeds).items():
+        scale = max(float(np.abs(expected).max(initial=0)), 1e-30)
+        assert results[output].shape == expected.shape
+        assert np.abs(results[output] - expected).max(initial=0) <= 1e-4 * scale, output
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_thread_comes_by_every_barrier(name):
+    source = cuda_source(SMALL[name]())
+    assert "__global__" in source
+    assert list(divergent_barriers(source)) == []
+
+
+def test_a_barrier_in_a_branch_is_found():
+    source = "if (((int)threadIdx.x) < 3) {\n  for (;;) {\n    __syncthreads();\n  }\n}\n"
+    assert list(divergent_barriers(source)) == ["if (((int)threadIdx.x) < 3) {"]
+    assert list(divergent_barriers(source.replace("threadIdx", "blockIdx"))) == []
+
+
+def test_a_long_softmax_shares_its_rows_among_threads():
+    source = cuda_source(SMALL["softmax"]())
+    assert source.count("__syncthreads()") >= 2
+    assert "__shared__" in source
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumsum-exclusive-reverse"])
+def test_a_running_sum_does_not_scan_inside_a_warp(name):
+    source = cuda_source(SMALL[name]())
+    assert "totals" in source
+    assert "before" in source
+
+
+@pytest.mark.parametrize("size", [1, 5, 128, 129, 1000])
+@pytest.mark.parametrize("exclusive", [0, 1])
+def test_running_sums_of_any_length(size, exclusive):
+    nodes = [node("CumSum", "x axis", "y", exclusive=exclusive)]
+    model = make_model(nodes, {"x": (2, size, 3)}, {"y": (2, size, 3)}, {"axis": np.array(1)})
+    feeds = feeds_of(model)
+    expected = run_reference(model, feeds)["y"]
+    assert np.allclose(run_serially(model, feeds)["y"], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_equal_elements_keep_their_order(largest):
+    nodes = [node("TopK", "x k", "values places", axis=0, largest=largest), node("Cast", "places", "p", to=1)]  # fmt: skip
+    model = make_model(nodes, {"x": (9,)}, {"values": (4,), "p": (4,)}, {"k": np.array([4])})
+    feeds = {"x": np.array([2, 1, 2, 1, 3, 3, 1, 0, 0], "float32")}
+    results, expected = run_serially(model, feeds), run_reference(model, feeds)
+    assert np.array_equal(results["values"], expected["values"])
+    assert np.array_equal(results["p"], expected["p"])
+
+
+def test_the_largest_of_nothing_but_minus_infinity():
+    nodes = [node("ReduceMax", "x", "y", axes=[1], keepdims=0)]
+    model = make_model(nodes, {"x": (3, 200)}, {"y": (3,)})
+    feeds = {"x": np.full((3, 200), -np.inf, "float32")}
+    assert np.array_equal(run_serially(model, feeds)["y"], np.full(3, -np.inf, "float32"))
+    assert "__syncthreads" in cuda_source(model)
+
+
+def test_dynamic_sizes():
+    nodes = [node("Softmax", "x", "s", axis=-1), node("ReduceSum", "s", "y", keepdims=0)]
+    model = make_model(nodes, {"x": ("n", "m")}, {"y": ()})
+    feeds = {"x": random(3, 70)}
+    results = run_serially(model, feeds, "n=1..8", "m=1..100")
+    assert np.allclose(results["y"], 3, atol=1e-4)
+
+
+def test_a_reduction_over_columns_is_no_chain_over_rows():
+    x = te.placeholder((8, 16), name="x")
+    k = te.reduce_axis((0, 8), "k")
+    total = te.compute((16,), lambda i: te.sum(x[k, i], axis=k), "total")
+    y = te.compute((8, 16), lambda i, j: x[i, j] / total[j] + tirx.exp(total[j]), "y")
+    assert apply_rule(schedule_rows, create_prim_func([x, y]), LIMITS) is None
