@@ -71,7 +71,7 @@ class CompiledModel(BackendRep):  # type: ignore[misc]
         try:
             built, _notes = build(source_of(self._proto), options)
         except UnsupportedError as refusal:
-            if self._binds or "at compile time" not in str(refusal):
+            if self._binds or not any(map(_may_be_bound, self._inputs)):
                 raise
             self._binds = True
             return
@@ -130,6 +130,11 @@ def _may_be_size(array: Any) -> bool:
     if not isinstance(array, np.ndarray) or array.dtype.kind == "O":
         return False
     return array.size <= (MAX_BOUND if array.dtype.kind in "iub" else 1)
+
+
+def _may_be_bound(value: ir.Value) -> bool:
+    """Whether an input's values may decide whether a model compiles: sizes, axes, conditions."""
+    return value.dtype is not None and value.dtype.is_integer() or value.dtype == ir.DataType.BOOL
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 import hybridc
+from hybridc.bundle.dtypes import carried
 from hybridc.bundle.manifest import (
     SCHEMA,
     DeviceSpec,
@@ -216,4 +217,6 @@ def _write_sample(writer: BundleWriter, index: int, sample: Sample) -> SampleSpe
 
 
 def _encode(arrays: Mapping[str, Array]) -> list[bytes | memoryview]:
-    return encode({n: pack_strings(a) if a.dtype.kind in "UO" else a for n, a in arrays.items()})
+    return encode(
+        {n: pack_strings(a) if a.dtype.kind in "UO" else carried(a) for n, a in arrays.items()}
+    )

@@ -59,8 +59,9 @@ class Editor:
         shape: Dims | None,
         attributes: dict[str, Any] | None = None,
         domain: str = "",
+        dtype: ir.DataType | None = None,
     ) -> ir.Value:
-        """Insert a node of one output, of the type of its first input.
+        """Insert a node of one output.
 
         Args:
             before: The node that it goes in front of.
@@ -69,13 +70,14 @@ class Editor:
             shape: Shape of its output, if known.
             attributes: Its attributes.
             domain: The operator's domain.
+            dtype: Element type of its output, if that is not the one of its first input.
         """
         first = inputs[0]
         assert first is not None
         output = ir.Value(
             name=self.free_name(f"{before.outputs[0].name}__{operator.lower()}"),
             shape=None if shape is None else ir.Shape(shape),
-            type=first.type,
+            type=first.type if dtype is None else ir.TensorType(dtype),
         )
         node = ir.node(operator, inputs, attributes, domain=domain, outputs=[output])
         self.graph.insert_before(before, node)

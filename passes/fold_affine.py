@@ -1,8 +1,10 @@
-"""Fold per-channel scales and shifts behind a convolution or Gemm into its weights and bias.
+"""Fold per-channel scales and shifts into the weights and bias of what they follow.
 
     Conv(x, W, b) -> BatchNormalization / Mul / Div / Add / Sub by constants per channel
     =  s * (W x + b) + t
     =  Conv(x, s W, s b + t)
+
+and likewise behind ConvTranspose, Gemm and BatchNormalization.
 
 The products are computed in float64 and rounded once, so that folding adds no error of its own.
 """
@@ -14,12 +16,16 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from hybridc.passes.editor import contents
 
 Array = np.ndarray[Any, Any]
 
 
+_ANCHORS = frozenset(("BatchNormalization", "Conv", "ConvTranspose", "Gemm"))
+
+
 @dataclass(frozen=True)
-class _Affine:
+class Affine:
     """``scale * x + shift``, each of one element per channel, in float64."""
 
     scale: Array
@@ -48,7 +54,7 @@ def _fold_reader(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     reader = uses[0].node
     channels = _channels(node)
-    affine = _affine_of(reader, output, channels) if reader.graph is graph else None
+    affine = affine_of(reader, output, channels) if reader.graph is graph else None
     if affine is None:
         return False
     _scale_weights(graph, node, affine)
@@ -72,27 +78,23 @@ def _take_over_output(graph: ir.Graph, node: ir.Node, reader: ir.Node) -> bool:
 
 
 def _has_constant_weights(node: ir.Node) -> bool:
-    """Whether a node is a convolution or Gemm whose weights and bias can be changed."""
-    if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.outputs) != 1:
+    """Whether a node has constant weights and a bias that can be changed."""
+    if node.op_type not in _ANCHORS or len(node.outputs) != 1:
         return False
     if len(node.inputs) < 2:
         return False
-    weight = _contents(node.inputs[1])
+    weight = contents(node.inputs[1])
     if weight is None or weight.dtype.kind != "f":
         return False
     if weight.ndim < 2 or (node.op_type == "Gemm" and weight.ndim != 2):
         return False
     if node.op_type == "Gemm" and node.attributes.get_float("beta", 1.0) != 1.0:
         return False
+    if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0):
+        return False
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    contents = _contents(bias)
-    return bias is None or (contents is not None and contents.shape == (_channels(node),))
-
-
-def _contents(value: ir.Value | None) -> Array | None:
-    if value is None or value.const_value is None or value.is_graph_input():
-        return None
-    return value.const_value.numpy()
+    array = contents(bias)
+    return bias is None or (array is not None and array.shape == (_channels(node),))
 
 
 def _channels(node: ir.Node) -> int:
@@ -104,10 +106,10 @@ def _channels(node: ir.Node) -> int:
     if node.op_type == "Gemm":
         return dims[0 if node.attributes.get_int("transB", 0) else 1]
     groups = node.attributes.get_int("group", 1)
-    return dims[0] if node.op_type == "Conv" else dims[1] * groups
+    return dims[1] * groups if node.op_type == "ConvTranspose" else dims[0]
 
 
-def _affine_of(reader: ir.Node, source: ir.Value, channels: int) -> _Affine | None:
+def affine_of(reader: ir.Node, source: ir.Value, channels: int) -> Affine | None:
     """``reader`` as an affine map of ``source``; ``None`` if it is none with constants."""
     if reader.domain or reader.inputs[0] is None:
         return None
@@ -121,57 +123,57 @@ def _affine_of(reader: ir.Node, source: ir.Value, channels: int) -> _Affine | No
         return None
     ones, zeros = np.ones(channels), np.zeros(channels)
     if reader.op_type == "Mul":
-        return _Affine(operand, zeros)
+        return Affine(operand, zeros)
     if reader.op_type == "Div":
-        return _Affine(1 / operand, zeros) if (operand != 0).all() else None
+        return Affine(1 / operand, zeros) if (operand != 0).all() else None
     if reader.op_type == "Add":
-        return _Affine(ones, operand)
-    return _Affine(ones, -operand) if first else _Affine(-ones, operand)
+        return Affine(ones, operand)
+    return Affine(ones, -operand) if first else Affine(-ones, operand)
 
 
-def _batch_normalization(reader: ir.Node, source: ir.Value) -> _Affine | None:
+def _batch_normalization(reader: ir.Node, source: ir.Value) -> Affine | None:
     """Section BatchNormalization of the ONNX operators, in inference mode."""
-    parts = [_contents(value) for value in reader.inputs[1:5]]
+    parts = [contents(value) for value in reader.inputs[1:5]]
     if reader.inputs[0] is not source or reader.attributes.get_int("training_mode", 0) == 1:
         return None
     if any(part is None for part in parts) or any(v.uses() for v in reader.outputs[1:]):
         return None
     scale, bias, mean, variance = (np.asarray(part, np.float64) for part in parts)
     factor = scale / np.sqrt(variance + reader.attributes.get_float("epsilon", 1e-5))
-    return _Affine(factor, bias - mean * factor)
+    return Affine(factor, bias - mean * factor)
 
 
 def _per_channel(operand: ir.Value | None, source: ir.Value, channels: int) -> Array | None:
     """A constant operand as one float64 per channel, if it is constant over everything else."""
-    contents = _contents(operand)
+    array = contents(operand)
     rank = None if source.shape is None else len(source.shape)
-    if contents is None or rank is None or contents.ndim > rank:
+    if array is None or rank is None or rank < 2 or array.ndim > rank:
         return None
-    dims = (1,) * (rank - contents.ndim) + contents.shape
+    dims = (1,) * (rank - array.ndim) + array.shape
     others = dims[:1] + dims[2:]
     if any(dim != 1 for dim in others) or dims[1] not in (1, channels):
         return None
-    return np.broadcast_to(contents.reshape(-1).astype(np.float64), (channels,))
+    return np.broadcast_to(array.reshape(-1).astype(np.float64), (channels,))
 
 
 def _scale_weights(graph: ir.Graph, node: ir.Node, affine: _Affine) -> None:
-    weight = _contents(node.inputs[1])
+    weight = contents(node.inputs[1])
     assert weight is not None
     scaled = _scaled(node, weight.astype(np.float64), affine.scale).astype(weight.dtype)
-    old = _contents(node.inputs[2]) if len(node.inputs) > 2 else None
+    old = contents(node.inputs[2]) if len(node.inputs) > 2 else None
     bias = np.zeros(len(affine.scale)) if old is None else old.astype(np.float64)
     shifted = (bias * affine.scale + affine.shift).astype(weight.dtype)
-    node.replace_input_with(1, _initializer(graph, f"{node.name}__weight", scaled))
+    node.replace_input_with(1, add_initializer(graph, f"{node.name}__weight", scaled))
     if len(node.inputs) < 3:
         node.resize_inputs(3)
-    node.replace_input_with(2, _initializer(graph, f"{node.name}__bias", shifted))
+    node.replace_input_with(2, add_initializer(graph, f"{node.name}__bias", shifted))
 
 
 def _scaled(node: ir.Node, weight: Array, scale: Array) -> Array:
     """Weights with each output channel multiplied by its scale."""
     if node.op_type == "Gemm":
         return weight * (scale[:, None] if node.attributes.get_int("transB", 0) else scale)
-    if node.op_type == "Conv":
+    if node.op_type != "ConvTranspose":
         return weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
     groups = node.attributes.get_int("group", 1)
     split = weight.reshape(groups, -1, *weight.shape[1:])
@@ -180,7 +182,7 @@ def _scaled(node: ir.Node, weight: Array, scale: Array) -> Array:
     return result
 
 
-def _initializer(graph: ir.Graph, base: str, array: Array) -> ir.Value:
+def add_initializer(graph: ir.Graph, base: str, array: Array) -> ir.Value:
     """A new initializer under a free name."""
     number = 0
     name = base

@@ -33,6 +33,14 @@ NOT_PURE = frozenset(
 )
 
 
+_NUMPY_TYPES = frozenset(
+    f"tensor({name})"
+    for name in """bool double float float16 int16 int32 int64 int8 uint16 uint32 uint64
+    uint8""".split()
+)
+"""Types of values that ONNX Runtime gives as arrays of that type."""
+
+
 class FoldConstants(ir.passes.InPlacePass):
     """Replaces constant computations of the main graph by initializers."""
 
@@ -109,7 +117,7 @@ def _evaluate(
     total = 0
     result: list[np.ndarray | None] = []
     for array in arrays:
-        total += getattr(array, "nbytes", MAX_BYTES)
+        total += 0 if array is None else getattr(array, "nbytes", MAX_BYTES)
         fits = isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and total < MAX_BYTES
         result.append(array if fits else None)
     return result
@@ -131,7 +139,7 @@ def _constant_model(
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
 
 
-def _run(proto: onnx.ModelProto) -> list[np.ndarray]:
+def _run(proto: onnx.ModelProto) -> list[np.ndarray | None]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -144,7 +152,10 @@ def _run(proto: onnx.ModelProto) -> list[np.ndarray]:
     )
     shrink = onnxruntime.RunOptions()
     shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    return list(session.run(None, {}, shrink))
+    # Arrays of the others come out as their bytes, or not at all.
+    names = [output.name for output in session.get_outputs() if output.type in _NUMPY_TYPES]
+    found = dict(zip(names, session.run(names, {}, shrink), strict=True)) if names else {}
+    return [found.get(output.name) for output in proto.graph.output]
 
 
 @cache

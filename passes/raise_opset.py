@@ -4,7 +4,7 @@ Most operators mean the same from one version on and only gain element types and
 The rest changed in one of these ways, each with a rule here:
 
     Reduce*, Squeeze, Unsqueeze, Split    an attribute became an input
-    Softmax, LogSoftmax                   flattened the axes from ``axis`` on; equal where only ones follow it
+    Softmax, LogSoftmax                   flattened all axes from ``axis`` on
     Resize                                empty inputs became inputs left out
 
 All or nothing: a model that holds an operator outside of both tables stays at its opset.
@@ -13,6 +13,7 @@ All or nothing: a model that holds an operator outside of both tables stays at i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -35,8 +36,8 @@ _SAME_SINCE = {
     7: "Acos Add And Asin Atan Cos Div Equal Gemm Greater GRU Less LSTM Mul Not Or Pow PRelu RNN "
     "Sin Sub Tan Xor",
     8: "Expand",
-    9: "Acosh Asinh Atanh BatchNormalization ConstantOfShape Cosh Erf EyeLike IsNaN MeanVarianceNormalization "
-    "NonZero Sign Sinh Where",
+    9: "Acosh Asinh Atanh BatchNormalization ConstantOfShape Cosh Erf EyeLike IsNaN "
+    "MeanVarianceNormalization NonZero Sign Sinh Where",
     10: "DequantizeLinear IsInf Mod NonMaxSuppression QuantizeLinear ReverseSequence Slice "
     "ThresholdedRelu TopK",
     11: "ArgMax ArgMin Clip CumSum Det GatherElements GatherND Loop OneHot Pad Range Round "
@@ -84,10 +85,10 @@ def _change(node: ir.Node, current: int, version: int, editor: Editor) -> Change
         return None
     if old == new or _same_since(node.op_type) <= old:
         return _nothing
-    for (name, lowest), rule in _RULES.items():
-        if name == node.op_type and old >= lowest:
-            return rule(node, editor)
-    return None
+    known = _RULES.get(node.op_type)
+    if known is None or old < known.lowest:
+        return None
+    return known.rule(node, editor) if old < known.changed <= new else _nothing
 
 
 def _same_since(operator: str) -> int:
@@ -175,16 +176,31 @@ def _resize(node: ir.Node, _editor: Editor) -> Change | None:
     return change
 
 
-_RULES: dict[tuple[str, int], Rule] = {
+@dataclass(frozen=True)
+class _Known:
+    """An operator that changed.
+
+    Attributes:
+        lowest: The lowest version that the rule reads.
+        changed: The version that brought the change; all others only add to the one before.
+        rule: What to do.
+    """
+
+    lowest: int
+    changed: int
+    rule: Rule
+
+
+_RULES = {
     **{
-        (f"Reduce{name}", 1): _axes_to_input
-        for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()
+        f"Reduce{name}": _Known(1, 18, _axes_to_input)
+        for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
     },
-    ("Squeeze", 1): _axes_to_input,
-    ("Unsqueeze", 1): _axes_to_input,
-    ("Split", 2): _split,
-    ("Softmax", 1): _softmax,
-    ("LogSoftmax", 1): _softmax,
-    ("Resize", 11): _resize,
+    "ReduceSum": _Known(1, 13, _axes_to_input),
+    "Squeeze": _Known(1, 13, _axes_to_input),
+    "Unsqueeze": _Known(1, 13, _axes_to_input),
+    "Split": _Known(2, 13, _split),
+    "Softmax": _Known(1, 13, _softmax),
+    "LogSoftmax": _Known(1, 13, _softmax),
+    "Resize": _Known(11, 13, _resize),
 }
-"""By operator and the lowest version that the rule reads."""

@@ -16,6 +16,7 @@ from hybridc.passes.fold_constants import constant_nodes
 from hybridc.passes.infer_shapes import has_long_vector
 from hybridc.passes.isolation import in_child
 
+from hybridc.bundle.dtypes import NARROW
 from hybridc.frontend.limits import tensor_bytes
 
 MAX_BYTES = 1 << 30
@@ -45,7 +46,8 @@ class Simplify(ir.passes.FunctionalPass):
             for value in model.graph.initializers.values()
             if value.const_value is not None
         )
-        if total > MAX_BYTES or _computes_more(model.graph) or has_long_vector(model):
+        unfit = _computes_more(model.graph) or _computes_narrow(model.graph)
+        if total > MAX_BYTES or unfit or has_long_vector(model):
             return ir.passes.PassResult(model.clone(), modified=False)
         proto = ir.to_proto(model)
         with _quiet():
@@ -72,6 +74,17 @@ def _computes_more(graph: ir.Graph) -> bool:
         and value.shape.is_static()
         and value.dtype is not None
         and tensor_bytes(value.shape.numpy(), value.dtype) > MAX_BYTES
+        for node in constant_nodes(graph)
+        for value in node.outputs
+    )
+
+
+def _computes_narrow(graph: ir.Graph) -> bool:
+    """Whether a constant is computed of a type that numpy lacks: onnxsim makes uint8 of some."""
+    return any(
+        value.dtype is not None
+        and value.dtype != ir.DataType.STRING
+        and value.dtype.numpy().name in NARROW
         for node in constant_nodes(graph)
         for value in node.outputs
     )

@@ -89,6 +89,11 @@ def carried(array: Array) -> Array:
     return codes if carrier.high == 255 else codes & np.uint8(carrier.high)
 
 
+def numbers(array: Array) -> Array:
+    """An array of a type of ml_dtypes as numpy's integers or float32; exact."""
+    return carried(array) if "int" in array.dtype.name else array.astype(np.float32)
+
+
 def restored(carriers: Array, name: str) -> Array:
     """Carriers as an array of the narrow type, or as they are if ml_dtypes is not installed."""
     try:

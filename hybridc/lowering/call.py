@@ -195,7 +195,7 @@ class Call:
     def _integers_tensor(self, value: Integers) -> Expression:
         if all(isinstance(element, int) for element in value.elements):
             array = np.array(value.elements, value.dtype).reshape(value.shape)
-            return relax.const(array, value.dtype)
+            return self.weight(Constant("integers", array))
         shape = relax.ShapeExpr([as_expression(element) for element in value.elements])
         tensor = self.emit(relax.op.shape_to_tensor(shape))
         if value.rank == 0:

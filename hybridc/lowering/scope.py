@@ -54,8 +54,11 @@ class Context:
     weights: dict[str, tuple[np.ndarray[Any, Any], relax.Var]] = field(default_factory=dict)
 
     def weight(self, constant: Constant) -> Expression:
-        """A constant as a run-time tensor: written into the code, or a weight."""
-        if constant.array.nbytes <= INLINE_BYTES:
+        """A constant as a run-time tensor: written into the code, or a weight.
+
+        One without elements is a weight, since TVM cannot read it back out of the code.
+        """
+        if 0 < constant.array.nbytes <= INLINE_BYTES:
             return relax.const(constant.array, str(constant.array.dtype))
         name = self._weight_name(constant)
         if name not in self.weights:

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from hybridc.bundle.dtypes import dtype_named
+from hybridc.bundle.dtypes import NARROW, carried, dtype_named, restored
 from hybridc.bundle.manifest import STRING, TensorSpec
 from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
@@ -21,6 +21,20 @@ if TYPE_CHECKING:
 
 WORDS = ("", "a", "the", "dog", "Zürich", "zwölf", "0", "two words")
 """What strings are made up of."""
+
+MADE_UP_CODES = {
+    "float4_e2m1fn": (0, 15),
+    "float6_e2m3fn": (0, 63),
+    "float6_e3m2fn": (0, 63),
+    "float8_e4m3fn": (0x20, 0x48),
+    "float8_e4m3fnuz": (0x28, 0x50),
+    "float8_e5m2": (0x30, 0x44),
+    "float8_e5m2fnuz": (0x34, 0x48),
+    "float8_e8m0fnu": (124, 130),
+}
+"""Bit patterns that narrow floats are made up of: any of a format below a byte, and of the others
+positive numbers from 1/8 to 4 or 8. Narrow integers are zeros and ones.
+"""
 
 
 def make_inputs(
@@ -39,6 +53,11 @@ def make_inputs(
         shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape)
         if spec.dtype == STRING:
             inputs[spec.name] = np.asarray(random.choice(WORDS, shape)).astype(object)
+            continue
+        if spec.dtype in NARROW:
+            low, high = MADE_UP_CODES.get(spec.dtype, (0, 1))
+            codes = random.randint(low, high + 1, shape)
+            inputs[spec.name] = restored(np.asarray(codes, NARROW[spec.dtype].dtype), spec.dtype)
             continue
         dtype = dtype_named(spec.dtype)
         integer = dtype.kind in "biu"
@@ -75,6 +94,8 @@ def read_arrays(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write outputs to an ``.npz`` file, or the only one to an ``.npy`` file.
 
+    Numbers of a narrow type, which these files do not know, are written as their carriers.
+
     Raises:
         UsageError: The file cannot be written, or an ``.npy`` is to hold several arrays.
     """
@@ -84,7 +105,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     try:
         with open(temporary, "wb") as file:
             if path.suffix == ".npy":
-                np.save(file, next(iter(arrays.values())))
+                np.save(file, carried(next(iter(arrays.values()))))
             else:
                 _write_npz(file, arrays)
         os.replace(temporary, path)
@@ -99,4 +120,4 @@ def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+                np.lib.format.write_array(member, carried(array), allow_pickle=False)

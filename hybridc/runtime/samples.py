@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybridc.bundle.dtypes import EXTENSIONS, NARROW, numbers, restored
 from hybridc.bundle.manifest import STRING, TensorSpec
 from hybridc.bundle.read import Bundle
 from hybridc.bundle.strings import unpack_strings
@@ -48,9 +49,14 @@ def run_samples(bundle: Bundle) -> list[OutputError]:
 
 def _read(bundle: Bundle, path: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     """The arrays of a sample."""
-    strings = {spec.name for spec in specs if spec.dtype == STRING}
-    arrays = bundle.tensors(path)
-    return {n: unpack_strings(a) if n in strings else a for n, a in arrays.items()}
+    types = {spec.name: spec.dtype for spec in specs}
+    return {name: _unpacked(a, types.get(name, "")) for name, a in bundle.tensors(path).items()}
+
+
+def _unpacked(array: Array, dtype: str) -> Array:
+    if dtype == STRING:
+        return unpack_strings(array)
+    return restored(array, dtype) if dtype in NARROW else array
 
 
 def relative_error(actual: Array, expected: Array) -> float:
@@ -60,6 +66,8 @@ def relative_error(actual: Array, expected: Array) -> float:
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float("inf")
+    if expected.dtype.name in EXTENSIONS:
+        actual, expected = (numbers(array) for array in (actual, expected))
     if actual.size == 0 or np.array_equal(actual, expected):
         return 0.0
     if expected.dtype.kind not in "fc":

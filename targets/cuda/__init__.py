@@ -46,13 +46,15 @@ class CudaTarget:
     def compatibility(self, specification: str) -> Compatibility:
         """The host that the calling code needs, and the GPUs that the kernels run on."""
         from hybridc.targets.cuda.architectures import parse_gpu
+        from hybridc.targets.cuda.nvcc import find_nvcc
 
         gpu = parse_gpu(specification)
+        code = gpu.device_code if find_nvcc() else gpu.architectures  # NVRTC makes no PTX
         return Compatibility(
             gpu.name,
             gpu.host.architecture,
             gpu.host.kernel_flags,
-            device_code=gpu.device_code,
+            device_code=code,
             libraries=(gpu.runtime_library,),
         )
 

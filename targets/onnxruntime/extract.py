@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 from hybridc.targets.protocol import ResultType, Section
 
+from hybridc.bundle.dtypes import NARROW
 from hybridc.errors import UnsupportedError
 from hybridc.placement.group import read_values
 from hybridc.runtime.library import keep_loaded
@@ -44,12 +45,22 @@ def extract(section: Section, operators: str) -> Extracted:
     Raises:
         UnsupportedError: ONNX Runtime cannot run it either, or it is larger than 2 GB.
     """
+    for value in (*section.inputs, *section.outputs):
+        if value.dtype is not None and _type_name(value.dtype) in NARROW:
+            name = _type_name(value.dtype)
+            raise _refusal(
+                section, f"{value.name!r} is {name}, which it takes and gives in no array"
+            )
     proto = _model(section)
     if proto.ByteSize() > MAX_BYTES:
         raise _refusal(section, "the nodes for ONNX Runtime hold more than 2 GB of weights")
     model = proto.SerializeToString(deterministic=True)
     _try_out(model, section, operators)
     return Extracted(model, (None,) * len(section.outputs))
+
+
+def _type_name(dtype: ir.DataType) -> str:
+    return "string" if dtype == ir.DataType.STRING else str(dtype.numpy().name)
 
 
 def _model(section: Section) -> onnx.ModelProto:

@@ -22,6 +22,7 @@ from hybridc.targets.cuda.pack import cuda_modules
 from hybridc.targets.gpu.lower import lower_for_gpu
 from hybridc.targets.gpu.pipeline import finalize, fuse
 from hybridc.targets.gpu.schedules import schedule_module
+from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.protocol import Section
 from tvm import relax, tirx
 from tvm.s_tir import SBlock
@@ -69,6 +70,7 @@ def run_serially(model: onnx.ModelProto, feeds: dict[str, Array], *shapes: str) 
         for variable, function in module.functions.items()
     }
     module = tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+    module = accept_any_alignment(module)
     with gpu.host.target:
         executable = relax.build(finalize(module), gpu.host.target, relax_pipeline=_nothing)
     machine = relax.VirtualMachine(executable, tvm.cpu())

@@ -41,11 +41,14 @@ def _linear() -> onnx.ModelProto:
     return make_model(nodes, {"x": (1, 512, 7, 7)}, {"y": (1, 1000)}, weights)
 
 
-def _conv(channels: int, filters: int, size: int, side: int, **attributes: object) -> onnx.ModelProto:
+def _conv(
+    channels: int, filters: int, size: int, side: int, **attributes: object
+) -> onnx.ModelProto:
     nodes = [node("Conv", "x w b", "c", **attributes), node("Relu", "c", "y")]
     groups = int(str(attributes.get("group", 1)))
     weights = _weights(w=(filters, channels // groups, side, side), b=(filters,))
-    return make_model(nodes, {"x": (1, channels, size, size)}, {"y": (1, filters, None, None)}, weights)
+    result = (1, filters, None, None)
+    return make_model(nodes, {"x": (1, channels, size, size)}, {"y": result}, weights)
 
 
 def _unary(operator: str, shape: Dims, **attributes: object) -> onnx.ModelProto:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from hybridc import onnx_backend
 from tests.models import node, random
@@ -81,3 +81,20 @@ def test_sizes_in_a_branch(nodes, expected):
     for flag in (True, False):
         (result,) = compiled.run([np.array(flag), x])
         np.testing.assert_array_equal(result, expected(x if flag else -x))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_constants_without_elements(kind):
+    """They are given to kernels and to the caller like others."""
+    none = numpy_helper.from_array(np.zeros((0, 6), kind), "none")
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    nodes = [node("Concat", "x none", "y", axis=0), node("Identity", "none", "z")]
+    inputs = [helper.make_tensor_value_info("x", element, (2, 6))]
+    outputs = [helper.make_tensor_value_info(name, element, None) for name in "yz"]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, [none])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = random(2, 6).astype(kind)
+    y, z = onnx_backend.prepare(model, fallback=False).run([x])
+    np.testing.assert_array_equal(y, x)
+    assert z.shape == (0, 6)
+    assert z.dtype == kind

@@ -75,7 +75,10 @@ def test_running_sums_of_any_length(size, exclusive):
 
 @pytest.mark.parametrize("largest", [0, 1])
 def test_equal_elements_keep_their_order(largest):
-    nodes = [node("TopK", "x k", "values places", axis=0, largest=largest), node("Cast", "places", "p", to=1)]  # fmt: skip
+    nodes = [
+        node("TopK", "x k", "values places", axis=0, largest=largest),
+        node("Cast", "places", "p", to=1),
+    ]
     model = make_model(nodes, {"x": (9,)}, {"values": (4,), "p": (4,)}, {"k": np.array([4])})
     feeds = {"x": np.array([2, 1, 2, 1, 3, 3, 1, 0, 0], "float32")}
     results, expected = run_serially(model, feeds), run_reference(model, feeds)

@@ -171,6 +171,8 @@ def _only_reader(schedule: Schedule, block: Any) -> Any | None:
     readers = list(schedule.get_consumers(block))
     if len(readers) != 1 or len(node.writes) != 1:
         return None
+    if any(node.writes[0].source.same_as(given) for given in schedule.mod["main"].params):
+        return None
     reader = schedule.get(readers[0])
     loads = [load for load in loads_of(reader) if load.source.same_as(node.writes[0].source)]
     if not is_spatial(reader) or len(loads) != 1:

@@ -213,6 +213,8 @@ def _tiles(geometry: Geometry, cpu: Cpu, rows: int, columns: int) -> Iterator[tu
     for width in range(1, min(columns, limit) + 1):
         if width * geometry.vectors * taps <= MAX_UNROLLED or width == 1:
             yield 1, width
+    if columns != geometry.columns:
+        return
     for height in range(2, min(rows, limit // columns) + 1):
         if height * columns * geometry.vectors * taps * geometry.kernel_rows <= MAX_UNROLLED:
             yield height, columns

@@ -1,0 +1,193 @@
+"""The cuda target on a machine without a GPU: what is built, and what the loader refuses."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+
+import pytest
+from hybridc.targets.cuda.architectures import parse_gpu
+from hybridc.targets.cuda.nvcc import compile_source, find_nvcc
+from hybridc.targets.cuda.nvrtc import compile_with_nvrtc, find_nvrtc
+from hybridc.targets.cuda.pack import rewrite
+
+import hybridc
+from hybridc.bundle.manifest import TransferSpec
+from hybridc.bundle.read import open_bundle
+from hybridc.errors import DeviceError, InternalError, UsageError
+from hybridc.runtime.cuda import DriverError, devices, runs_on
+from tests.gpu.emulation import cuda_source
+from tests.gpu.models import SMALL
+from tests.models import branched_model
+from tests.support import compile_to
+
+needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
+needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+
+KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
+
+
+def gpu_is_here():
+    try:
+        return bool(devices())
+    except DriverError:
+        return False
+
+
+without_gpu = pytest.mark.skipif(gpu_is_here(), reason="there is a GPU")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", ("sm_80", "sm_90", "compute_90")),
+        ("sm_90", ("sm_90", "compute_90")),
+        ("sm_120,sm_80,sm_90,sm_80", ("sm_80", "sm_90", "sm_120", "compute_120")),
+        ("sm_80+aarch64", ("sm_80", "compute_80")),
+    ],
+)
+def test_specifications(text, code):
+    gpu = parse_gpu(text)
+    assert gpu.device_code == code
+    assert gpu.host.architecture == ("aarch64" if "aarch64" in text else parse_gpu("").host.architecture)
+
+
+@pytest.mark.parametrize("text", ["90", "sm_90x", "sm_70", "hopper", "sm_90+vax"])
+def test_specifications_that_are_refused(text):
+    with pytest.raises(UsageError):
+        parse_gpu(text)
+
+
+@pytest.mark.parametrize(
+    ("code", "capability", "runs"),
+    [
+        ("sm_90", (9, 0), True),
+        ("sm_80", (8, 6), True),
+        ("sm_86", (8, 0), False),
+        ("sm_80", (9, 0), False),
+        ("compute_80", (9, 0), True),
+        ("compute_90", (8, 9), False),
+        ("compute_90", (12, 0), True),
+        ("something", (9, 0), False),
+    ],
+)
+def test_which_gpu_runs_what(code, capability, runs):
+    assert runs_on(code, capability) is runs
+
+
+def pack(*modules):
+    """A section as TVM packs it."""
+
+    def text(data):
+        return struct.pack("<Q", len(data)) + data
+
+    body = struct.pack("<4Q", 3, 0, 1, 1) + struct.pack("<2Q", 1, 1)
+    for kind, content in modules:
+        body += text(kind) + (b"" if content is None else text(content))
+    return struct.pack("<Q", len(body)) + body
+
+
+def content(form, functions, code):
+    return b"".join(
+        [struct.pack("<Q", len(form)), form, functions, struct.pack("<Q", len(code)), code]
+    )
+
+
+def test_sources_are_replaced_by_what_they_compile_to():
+    source = "kernels in CUDA"
+    before = pack((b"_lib", None), (b"cuda", content(b"cuda", b"functions", source.encode())))
+    after = pack((b"_lib", None), (b"cuda", content(b"fatbin", b"functions", b"machine code")))
+    compiled = {source: b"machine code"}
+    assert rewrite(before, [source], compiled.__getitem__) == after
+
+
+def test_a_section_of_another_form_is_no_silent_success():
+    good = pack((b"_lib", None), (b"cuda", content(b"ptx", b"", b"source")))
+    with pytest.raises(InternalError):
+        rewrite(good, ["source"], str.encode)
+    with pytest.raises(InternalError):
+        rewrite(good + b"more", ["source"], str.encode)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", SMALL)
+def test_kernels_compile(name):
+    """Also the last layer of a classifier, which by TVM's own rules does not."""
+    assert compile_source(cuda_source(SMALL[name]()), ["sm_80", "sm_90"])[:4] == b"\x50\xed\x55\xba"
+
+
+@needs_nvcc
+def test_a_fat_binary_holds_every_architecture(tmp_path):
+    tool = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump")
+    if tool is None:
+        pytest.skip("cuobjdump is not installed")
+    (tmp_path / "k.fatbin").write_bytes(compile_source(KERNEL, ["sm_80", "sm_90"]))
+    command = [tool, "--list-elf", "--list-ptx", str(tmp_path / "k.fatbin")]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "sm_80.cubin" in listing
+    assert "sm_90.cubin" in listing
+    assert "sm_90.ptx" in listing
+
+
+@needs_nvcc
+def test_a_kernel_that_does_not_compile_is_our_fault():
+    with pytest.raises(InternalError, match="nvcc refused"):
+        compile_source("no kernel", ["sm_90"])
+
+
+@needs_nvrtc
+def test_nvrtc_compiles_kernels():
+    source = cuda_source(SMALL["attention"]())
+    assert compile_with_nvrtc(source, ["sm_90"])[:4] == b"\x7fELF"
+    with pytest.raises(DeviceError, match="one architecture"):
+        compile_with_nvrtc(source, ["sm_80", "sm_90"])
+    with pytest.raises(InternalError, match="NVRTC refused"):
+        compile_with_nvrtc("no kernel", ["sm_90"])
+
+
+@needs_nvcc
+def test_a_bundle_says_what_it_needs(tmp_path):
+    compile_to(tmp_path / "b", branched_model(), targets=("cuda:sm_80,sm_90",))
+    manifest = open_bundle(tmp_path / "b").manifest
+    (device,) = manifest.devices
+    assert device.device_code == ("sm_80", "sm_90", "compute_90")
+    assert device.libraries == ("libcudart.so.13",)
+    assert [name.rpartition("/")[2] for name in manifest.runtime[device.architecture]] == [
+        "libtvm_runtime.so",
+        "libtvm_runtime_cuda.so",
+    ]
+    assert manifest.transfers == (TransferSpec("x", "input", "cuda:0", 3 * 8 * 8 * 4),)
+
+
+@needs_nvcc
+def test_parts_on_a_cpu_and_a_gpu(tmp_path):
+    compile_to(
+        tmp_path / "b",
+        branched_model(),
+        targets=("llvm", "cuda:sm_90"),
+        pins=("stem*=cuda:0", "left=cuda:0"),
+    )
+    manifest = open_bundle(tmp_path / "b").manifest
+    assert {device.kind for device in manifest.devices} == {"llvm", "cuda"}
+    ends = {(transfer.source, transfer.destination) for transfer in manifest.transfers}
+    assert {("input", "cuda:0"), ("cuda:0", "llvm:0")} <= ends
+
+
+@needs_nvcc
+def test_the_same_model_gives_the_same_bytes(tmp_path):
+    for name in "ab":
+        compile_to(tmp_path / name, branched_model(), targets=("cuda:sm_90",))
+    parts = [sorted((tmp_path / name / "parts").iterdir()) for name in "ab"]
+    for left, right in zip(*parts, strict=True):
+        assert left.read_bytes() == right.read_bytes()
+
+
+@needs_nvcc
+@without_gpu
+def test_without_a_gpu_the_loader_says_so(tmp_path):
+    report = compile_to(tmp_path / "b", branched_model(), targets=("cuda:sm_90",), verify=True)
+    assert any("the bundle was not run: cuda:0" in note for note in report.notes)
+    with pytest.raises(DeviceError, match="NVIDIA") as caught:
+        hybridc.load(tmp_path / "b")
+    assert caught.value.exit_code == 7
