@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly fuzz lint types fast format clean system
+.PHONY: help demo test test-gpu nightly fuzz lint types fast format clean system
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,11 @@ types: $(STAMP)  ## Type-check the installed package.
 format:  ## Format the code.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+test-gpu: $(STAMP)  ## Build the bundles for GPU tests and check them on this machine's GPU.
+	PYTHON=$(BIN)/python sh tests/gpu/prepare.sh build/gpu \
+		$$($(BIN)/python -c "import platform; print('.'.join(platform.python_version_tuple()[:2]))")
+	PYTHON=$(BIN)/python sh build/gpu/run.sh
 
 clean:  ## Remove what was made here.
 	rm -rf $(VENV) build .cache demo-output *.egg-info

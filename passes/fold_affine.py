@@ -33,7 +33,7 @@ class Affine:
 
 
 class FoldAffine(ir.passes.InPlacePass):
-    """Folds until no convolution or Gemm is followed by something that folds."""
+    """Folds until nothing with weights is followed by something that folds."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fold in the main graph."""
@@ -86,7 +86,7 @@ def _has_constant_weights(node: ir.Node) -> bool:
     weight = contents(node.inputs[1])
     if weight is None or weight.dtype.kind != "f":
         return False
-    if weight.ndim < 2 or (node.op_type == "Gemm" and weight.ndim != 2):
+    if not _has_rank(node, weight.ndim):
         return False
     if node.op_type == "Gemm" and node.attributes.get_float("beta", 1.0) != 1.0:
         return False
@@ -95,6 +95,12 @@ def _has_constant_weights(node: ir.Node) -> bool:
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     array = contents(bias)
     return bias is None or (array is not None and array.shape == (_channels(node),))
+
+
+def _has_rank(node: ir.Node, rank: int) -> bool:
+    """Whether weights have the rank that they must have."""
+    exact = {"BatchNormalization": 1, "Gemm": 2}.get(node.op_type)
+    return rank >= 2 if exact is None else rank == exact
 
 
 def _channels(node: ir.Node) -> int:
@@ -156,7 +162,7 @@ def _per_channel(operand: ir.Value | None, source: ir.Value, channels: int) -> A
     return np.broadcast_to(array.reshape(-1).astype(np.float64), (channels,))
 
 
-def _scale_weights(graph: ir.Graph, node: ir.Node, affine: _Affine) -> None:
+def _scale_weights(graph: ir.Graph, node: ir.Node, affine: Affine) -> None:
     weight = contents(node.inputs[1])
     assert weight is not None
     scaled = _scaled(node, weight.astype(np.float64), affine.scale).astype(weight.dtype)

@@ -6,13 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_ir as ir
+from hybridc.passes.clean_movement import CleanMovement
 from hybridc.passes.drop_stale_shapes import DropStaleShapes
 from hybridc.passes.expand_functions import ExpandFunctions, Lowers
 from hybridc.passes.fold_affine import FoldAffine
+from hybridc.passes.fold_affine_before import FoldAffineBefore
 from hybridc.passes.fold_constants import FoldConstants
+from hybridc.passes.fold_pads import FoldPads
+from hybridc.passes.fuse_gemm import FuseGemm
 from hybridc.passes.infer_shapes import InferShapes
 from hybridc.passes.inline_functions import InlineFunctions
+from hybridc.passes.move_transposes import MoveTransposes
 from hybridc.passes.name_nodes import NameNodes
+from hybridc.passes.recognize_activations import RecognizeActivations
+from hybridc.passes.recognize_attention import RecognizeAttention
+from hybridc.passes.recognize_normalizations import RecognizeNormalizations
+from hybridc.passes.recognize_softmax import RecognizeSoftmax
+from hybridc.passes.share_subexpressions import ShareSubexpressions
 from hybridc.passes.simplify import Simplify
 from onnx_ir.passes.common import (
     LiftConstantsToInitializersPass,
@@ -57,9 +67,32 @@ def make_steps(lowers: Lowers, isolate: bool = False) -> tuple[Step, ...]:
         Step("fold constants", FoldConstants),
         Step("infer shapes of folded", InferShapes, optional=True),
         Step("fold shapes", FoldConstants),
-        Step("fold scales and shifts", FoldAffine),
+        *_optimizations(),
         Step("remove unused nodes", RemoveUnusedNodesPass),
+        Step("name fused nodes", NameNodes),
+        Step("infer shapes of fused", InferShapes, optional=True),
     )
+
+
+def _optimizations() -> tuple[Step, ...]:
+    """What makes the model faster; it compiles without any of them."""
+    steps: tuple[tuple[str, Callable[[], ir.passes.PassBase]], ...] = (
+        ("clean up movement", CleanMovement),
+        ("share subexpressions", ShareSubexpressions),
+        ("fold scales and shifts", FoldAffine),
+        ("recognize activations", RecognizeActivations),
+        ("recognize normalizations", RecognizeNormalizations),
+        ("recognize softmax", RecognizeSoftmax),
+        ("recognize attention", RecognizeAttention),
+        ("move transposes", MoveTransposes),
+        ("clean up moved", CleanMovement),
+        ("fold pads", FoldPads),
+        ("fuse matrix products", FuseGemm),
+        ("fold scales and shifts in front", FoldAffineBefore),
+        ("fold scales and shifts behind", FoldAffine),
+        ("share what became equal", ShareSubexpressions),
+    )
+    return tuple(Step(name, make, optional=True) for name, make in steps)
 
 
 def run_passes(

@@ -105,26 +105,29 @@ def _inner(x: Pattern) -> Pattern:
     return either((x + third) * root, product(x, root, bent))
 
 
+def _is_float32(found: Match) -> bool:
+    """Whether ONNX Runtime, which runs the model as the reference, has all functions for it."""
+    return found.values["x"].dtype == ir.DataType.FLOAT
+
+
 def _emit(
-    editor: Editor,
-    node: ir.Node,
-    found: Match,
-    operator: str,
-    domain: str = "",
-    **attributes: object,
+    editor: Editor, node: ir.Node, found: Match, operator: str, **attributes: object
 ) -> ir.Value:
     x = found.values["x"]
-    return editor.emit(node, operator, [x], dims_of(x), attributes, domain)
+    return editor.emit(node, operator, [x], dims_of(x), attributes)
 
 
 def _microsoft(
     model: ir.Model, editor: Editor, node: ir.Node, found: Match, name: str, **attributes: object
-) -> ir.Value:
+) -> ir.Value | None:
+    if not _is_float32(found):
+        return None
+    x = found.values["x"]
     model.graph.opset_imports.setdefault(MICROSOFT, 1)
-    return _emit(editor, node, found, name, MICROSOFT, **attributes)
+    return editor.emit(node, name, [x], dims_of(x), attributes, MICROSOFT)
 
 
-def _gelu(model: ir.Model, editor: Editor, node: ir.Node, found: Match) -> ir.Value:
+def _gelu(model: ir.Model, editor: Editor, node: ir.Node, found: Match) -> ir.Value | None:
     if ensure_opset(model, 20):
         return _emit(editor, node, found, "Gelu")
     return _microsoft(model, editor, node, found, "Gelu")
@@ -136,7 +139,9 @@ def _gelu_by_tanh(model: ir.Model, editor: Editor, node: ir.Node, found: Match) 
     return _microsoft(model, editor, node, found, "FastGelu")
 
 
-def _hard_swish(model: ir.Model, editor: Editor, node: ir.Node, found: Match) -> ir.Value:
+def _hard_swish(model: ir.Model, editor: Editor, node: ir.Node, found: Match) -> ir.Value | None:
+    if not _is_float32(found):
+        return None
     if ensure_opset(model, 14):
         return _emit(editor, node, found, "HardSwish")
     x = found.values["x"]
@@ -145,13 +150,15 @@ def _hard_swish(model: ir.Model, editor: Editor, node: ir.Node, found: Match) ->
 
 
 def _hard_sigmoid_of(alpha: float, beta: float) -> Build:
-    def build(_model: ir.Model, editor: Editor, node: ir.Node, found: Match) -> ir.Value:
+    def build(_model: ir.Model, editor: Editor, node: ir.Node, found: Match) -> ir.Value | None:
+        if not _is_float32(found):
+            return None
         return _emit(editor, node, found, "HardSigmoid", alpha=alpha, beta=beta)
 
     return build
 
 
-def _hard_sigmoid(model: ir.Model, editor: Editor, node: ir.Node, found: Match) -> ir.Value:
+def _hard_sigmoid(model: ir.Model, editor: Editor, node: ir.Node, found: Match) -> ir.Value | None:
     alpha, beta = (number(found.values[name]) for name in ("alpha", "beta"))
     assert alpha is not None
     assert beta is not None

@@ -166,4 +166,4 @@ def value_bytes(value: ir.Value) -> int:
     count = 1
     for dim in value.shape.numpy():
         count *= dim
-    return int(count * value.dtype.itemsize)
+    return int(count * max(value.dtype.itemsize, 1))  # no number has less than a byte

@@ -50,7 +50,9 @@ class _Program:
         self._library = library
         self._handle = ctypes.c_void_p()
         text = source.encode()
-        self._call("nvrtcCreateProgram", ctypes.byref(self._handle), text, b"part.cu", 0, None, None)
+        self._call(
+            "nvrtcCreateProgram", ctypes.byref(self._handle), text, b"part.cu", 0, None, None
+        )
 
     def compile(self, architecture: str) -> bytes:
         options = [f"--gpu-architecture={architecture}", "--std=c++17", "-w"]

@@ -43,8 +43,9 @@ def packer(compile_source: Compile, cpu: Cpu) -> Callable[..., str]:
     def pack(module: Any, is_system_library: bool, prefix: str, folder: str) -> str:
         section = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module)
         data = np.from_dlpack(section).tobytes()
-        changed = rewrite(data, [m.inspect_source("cuda") for m in cuda_modules(module)],
-                          compile_source)
+        changed = rewrite(
+            data, [m.inspect_source("cuda") for m in cuda_modules(module)], compile_source
+        )
         target = json.dumps({"kind": "llvm", "mtriple": cpu.triple, "mcpu": cpu.llvm_name})
         blob = tvm_ffi.get_global_func("codegen.codegen_blob")
         path = str(Path(folder) / "imports.o")

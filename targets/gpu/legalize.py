@@ -77,9 +77,7 @@ def _scan(axis: int, dtype: str, exclusive: bool) -> Callable[[te.Tensor], te.Te
         before = te.compute(
             replaced(chunks),
             lambda *i: te.sum(
-                tirx.if_then_else(
-                    other < i[axis], totals(*i[:axis], other, *i[axis + 1 :]), zero
-                ),
+                tirx.if_then_else(other < i[axis], totals(*i[:axis], other, *i[axis + 1 :]), zero),
                 axis=other,
             ),
             "before",
@@ -87,8 +85,9 @@ def _scan(axis: int, dtype: str, exclusive: bool) -> Callable[[te.Tensor], te.Te
         partial = te.compute(data.shape, inner, "partial")
         return te.compute(
             data.shape,
-            lambda *i: before(*i[:axis], tirx.floordiv(i[axis], CHUNK), *i[axis + 1 :])
-            + partial(*i),
+            lambda *i: (
+                before(*i[:axis], tirx.floordiv(i[axis], CHUNK), *i[axis + 1 :]) + partial(*i)
+            ),
             "scan",
         )
 
@@ -124,9 +123,7 @@ def _select(axis: int, count: int, largest: bool, dtype: str) -> Callable[..., l
         def rank_of(*index: Any) -> Any:
             mine, theirs = at(index, index[axis]), at(index, other)
             tie = tirx.all(tirx.Not(precedes(mine, theirs)), other < index[axis])
-            return te.sum(
-                tirx.any(precedes(theirs, mine), tie).astype("int32"), axis=other
-            )
+            return te.sum(tirx.any(precedes(theirs, mine), tie).astype("int32"), axis=other)
 
         rank = te.compute(data.shape, rank_of, "rank")
         shape = [*data.shape[:axis], length, *data.shape[axis + 1 :]]

@@ -7,13 +7,14 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.gpu.schedules.programs import MAX_SCRATCH, scratch_bytes
+from hybridc.targets.protocol import Section
 from tvm import tirx
 
 from hybridc.lowering.call import Call, Converter, Unsupported
 from hybridc.lowering.lower import Lowered, lower
 from hybridc.lowering.ops import OperatorTable, default_table
 from hybridc.lowering.value import Value
-from hybridc.targets.protocol import Section
 
 
 def lower_for_gpu(section: Section) -> Lowered:
@@ -58,4 +59,8 @@ def unfit(function: tirx.PrimFunc) -> str | None:
     tvm_ffi.structural_walk(
         function, [(tirx.AssertStmt, see_assert), (tvm.ir.Call, see_call)], order="post"
     )
+    scratch = scratch_bytes(function)
+    if scratch is None or scratch > MAX_SCRATCH:
+        size = "memory of a size that depends on its inputs" if scratch is None else f"{scratch} B"
+        reasons.append(f"each thread of its kernel would need {size}")
     return reasons[0] if reasons else None

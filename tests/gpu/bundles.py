@@ -15,7 +15,6 @@ import onnx
 from hybridc.targets.registry import parse_targets
 
 from hybridc.compiler import Options, compile_model
-from hybridc.errors import HybridcError
 from tests.gpu.models import SMALL, coarse_light_model
 
 LIGHT = ("squeezenet", "resnet50")

@@ -16,7 +16,8 @@ from typing import Any
 import onnx
 import tvm
 import tvm_ffi
-from hybridc.targets.cuda.architectures import Gpu, parse_gpu
+from hybridc.passes.pipeline import run_passes
+from hybridc.targets.cuda.architectures import parse_gpu
 from hybridc.targets.cuda.build import build_executable, compiled_graph
 from hybridc.targets.cuda.pack import cuda_modules
 from hybridc.targets.gpu.lower import lower_for_gpu
@@ -31,7 +32,6 @@ from hybridc.frontend.read import read_model
 from hybridc.frontend.shapes import model_inputs, parse_shapes, specialize
 from hybridc.lowering.lower import Lowered
 from hybridc.lowering.ops import default_table
-from hybridc.passes.pipeline import run_passes
 from hybridc.runtime.tensors import to_array, to_tensor
 from tests.models import Array
 
@@ -51,10 +51,10 @@ def lowered_model(model: onnx.ModelProto, *shapes: str) -> tuple[Lowered, list[s
     return lowered, [str(v.name) for v in inputs], [str(v.name) for v in graph.outputs]
 
 
-def cuda_source(model: onnx.ModelProto, gpu: Gpu | None = None) -> str:
+def cuda_source(model: onnx.ModelProto, *shapes: str) -> str:
     """The CUDA source of a model's kernels."""
-    gpu = gpu or parse_gpu("sm_90")
-    module = lowered_model(model)[0].module
+    gpu = parse_gpu("sm_90")
+    module = lowered_model(model, *shapes)[0].module
     executable = build_executable(compiled_graph(module, gpu), gpu)
     return "\n".join(found.inspect_source("cuda") for found in cuda_modules(executable.mod))
 

@@ -1,6 +1,15 @@
 import numpy as np
 import pytest
-from harness import Case, check, floats, vector, whole
+from harness import (
+    Case,
+    check,
+    floats,
+    lower_model,
+    make_model,
+    run_lowered,
+    vector,
+    whole,
+)
 
 DATA = floats(2, 3, 4)
 END = 2**63 - 1
@@ -163,3 +172,14 @@ TOPS = [
 @pytest.mark.parametrize("case", [*RESHAPES, *JOINS, *SLICES, *PADS, *SPACE, *TOPS], ids=str)
 def test_movement(case):
     check(case)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_greatest_integers_are_sorted_as_such(largest):
+    data = np.array([5, 2**63 + 1, 0, 2**64 - 1, 2**63 - 1, 2**63], np.uint64)
+    case = top_k(data, 4, attributes={"largest": largest})
+    values, places = run_lowered(lower_model(make_model(case)), [data])
+    order = np.argsort(data)[::-1] if largest else np.argsort(data)
+    np.testing.assert_array_equal(places, order[:4])
+    np.testing.assert_array_equal(values, data[order[:4]])
+    assert values.dtype == np.uint64

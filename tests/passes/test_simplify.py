@@ -5,6 +5,7 @@ import onnxsim
 import pytest
 from hybridc.passes import simplify
 from hybridc.passes.simplify import Simplify
+from onnx import TensorProto
 
 from tests.models import branched_model, make_model, node, random, relu_model
 from tests.passes.harness import apply, assert_same_results, operators, run_all
@@ -30,6 +31,24 @@ def test_a_large_model_passes_unchanged(monkeypatch):
     result = Simplify()(model)
     assert not result.modified
     assert operators(result.model) == operators(model)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT8E4M3FN, TensorProto.INT4])
+def test_constants_of_narrow_types_keep_their_type(kind):
+    """onnxsim and ONNX Runtime give the bytes of a float8 as uint8."""
+    nodes = [
+        node("Cast", "one", "narrow", to=kind),
+        node("Reshape", "narrow shape", "like"),
+        node("CastLike", "x like", "small"),
+        node("Cast", "small", "y", to=TensorProto.FLOAT),
+    ]
+    weights = {"one": np.ones(1, "f"), "shape": np.array([1, 1])}
+    model = make_model(nodes, {"x": (3,)}, {"y": (3,)}, weights, opset=21)
+    after, notes = run_all(model)
+    assert not notes
+    types = {value.dtype for n in after.graph for value in n.inputs if value is not None}
+    assert kind in types
+    assert ir.DataType.UINT8 not in types
 
 
 def broken(*_arguments, **_options):

@@ -9,7 +9,8 @@ from hybridc.targets.gpu.schedules import apply_rule, schedule_rows
 from tvm import te, tirx
 from tvm.te import create_prim_func
 
-from tests.gpu.emulation import cuda_source, divergent_barriers, run_serially
+from hybridc.errors import UnsupportedError
+from tests.gpu.emulation import cuda_source, divergent_barriers, lowered_model, run_serially
 from tests.gpu.models import SMALL
 from tests.models import make_model, node, random, run_reference
 
@@ -100,6 +101,7 @@ def test_dynamic_sizes():
     feeds = {"x": random(3, 70)}
     results = run_serially(model, feeds, "n=1..8", "m=1..100")
     assert np.allclose(results["y"], 3, atol=1e-4)
+    assert list(divergent_barriers(cuda_source(model, "n=1..8", "m=1..100"))) == []
 
 
 def test_a_reduction_over_columns_is_no_chain_over_rows():
@@ -108,3 +110,50 @@ def test_a_reduction_over_columns_is_no_chain_over_rows():
     total = te.compute((16,), lambda i: te.sum(x[k, i], axis=k), "total")
     y = te.compute((8, 16), lambda i, j: x[i, j] / total[j] + tirx.exp(total[j]), "y")
     assert apply_rule(schedule_rows, create_prim_func([x, y]), LIMITS) is None
+
+
+def test_a_node_whose_sizes_are_checked_at_run_time_is_refused():
+    """Two dimensions that must be equal and may differ: the check raises, and a kernel cannot."""
+    model = make_model([node("Add", "x y", "z", "add")], {"x": ("n",), "y": ("m",)}, {"z": (None,)})
+    with pytest.raises(UnsupportedError, match="a GPU's kernel cannot raise"):
+        lowered_model(model, "n=2..8", "m=2..8")
+
+
+def test_a_program_may_not_need_much_memory_for_each_thread():
+    nodes = [node("LSTM", "x w r", "y", hidden_size=2000)]
+    lowered_model(SMALL["lstm"]())
+    weights = {"w": random(1, 8000, 3), "r": np.zeros((1, 8000, 2000), "float32")}
+    large = make_model(nodes, {"x": (1, 8, 3)}, {"y": (1, 1, 8, 2000)}, weights)
+    with pytest.raises(UnsupportedError, match="each thread of its kernel would need"):
+        lowered_model(large)
+
+
+def test_empty_tensors():
+    nodes = [
+        node("Slice", "x start end", "none"),
+        node("Concat", "none y", "c", axis=0),
+        node("Relu", "c", "z"),
+        node("Exp", "none", "e"),
+        node("ReduceSum", "e", "s", keepdims=0),
+    ]
+    weights = {"start": np.array([1]), "end": np.array([1])}
+    outputs = {"z": (2, 3), "e": (0, 3), "s": ()}
+    model = make_model(nodes, {"x": (4, 3), "y": (2, 3)}, outputs, weights)
+    feeds = {"x": random(4, 3), "y": random(2, 3)}
+    results = run_serially(model, feeds)
+    assert np.array_equal(results["z"], np.maximum(feeds["y"], 0))
+    assert results["e"].shape == (0, 3)
+    assert results["s"] == 0
+    assert "__global__" in cuda_source(model)
+
+
+def test_a_dynamic_dimension_may_be_zero():
+    """A grid of no blocks cannot be launched, so the number of blocks is at least one."""
+    nodes = [node("Relu", "x", "r"), node("ReduceSum", "x", "s", keepdims=0)]
+    model = make_model(nodes, {"x": ("n", 70)}, {"r": ("n", 70), "s": ()})
+    for rows in (0, 3):
+        feeds = {"x": random(rows, 70)}
+        results = run_serially(model, feeds, "n=0..8")
+        assert np.array_equal(results["r"], np.maximum(feeds["x"], 0))
+        assert np.allclose(results["s"], feeds["x"].sum(), atol=1e-4)
+    assert list(divergent_barriers(cuda_source(model, "n=0..8"))) == []

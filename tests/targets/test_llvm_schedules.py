@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -388,6 +389,23 @@ def test_vector_math_at_the_limits(cpu: Cpu) -> None:
     for name, low in (("tanh", -1), ("erf", -1), ("sigmoid", 0)):
         np.testing.assert_array_equal(results[name][:3], [1, low, np.nan])
         assert results[name][6] == (0.5 if name == "sigmoid" else 0)
+
+
+@pytest.mark.parametrize("target", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_vector_math_of_bfloat16(cpu: Cpu, name: str, target: str) -> None:
+    """Conversions from and to bfloat16 are fused with the function."""
+    values = np.linspace(-9, 9, 37).astype(ml_dtypes.bfloat16)
+
+    def build(builder: Any, x: Any) -> Any:
+        wide = builder.emit(op.astype(x, "float32"))
+        result = builder.emit(getattr(op, name)(wide))
+        return result if target == "float32" else builder.emit(op.astype(result, target))
+
+    result = run(fused([values.shape], build, "bfloat16"), cpu, [values])
+    exact = np.array([FUNCTIONS[name](float(value)) for value in values])
+    tolerance = 1e-6 if target == "float32" else 2.0**-8
+    np.testing.assert_allclose(result.astype("float64"), exact, rtol=tolerance)
 
 
 def test_nested_math_compiles_quickly(cpu: Cpu) -> None:

@@ -29,6 +29,7 @@ from hybridc.lowering.ops.common import (
     emit_kernel,
     floor_divide,
     immediate,
+    map_elements,
     normalize_axes,
     number,
     optional_axes,
@@ -431,8 +432,9 @@ _SORTABLE = {
     "uint8": "int32",
     "uint16": "int32",
     "uint32": "int64",
+    "uint64": "int64",
 }
-"""Types that TVM's runtime sorts for each element type; all hold its values exactly."""
+"""Types that TVM's runtime sorts for each element type; all hold its values, uint64's moved."""
 
 
 def _top_k(call: Call, count: int, largest: bool) -> tuple[Expression, Expression]:
@@ -442,10 +444,25 @@ def _top_k(call: Call, count: int, largest: bool) -> tuple[Expression, Expressio
     size = call.shape(0)[axis]
     if not isinstance(size, int) or not 0 < count <= size:
         raise Unsupported(f"TopK of {count} from {size} elements")
-    data = cast(call, call.tensor(0), _SORTABLE[dtype])
+    if dtype == "uint64":
+        data = _other_sign(call, call.tensor(0), "int64")
+    else:
+        data = cast(call, call.tensor(0), _SORTABLE[dtype])
     pair = call.emit(relax.op.topk(data, count, axis, "both", largest, "int64"))
     values, indices = (call.emit(relax.TupleGetItem(pair, i)) for i in (0, 1))
+    if dtype == "uint64":
+        return _other_sign(call, values, dtype), indices
     return cast(call, values, dtype), indices
+
+
+def _other_sign(call: Call, tensor: Expression, dtype: str) -> Expression:
+    """64-bit integers of the other signedness in the same order: the topmost bit is turned over."""
+
+    def turned(x: Any) -> Any:
+        top = tirx.const(-(1 << 63), "int64")
+        return tirx.reinterpret(dtype, tirx.bitwise_xor(tirx.reinterpret("int64", x), top))
+
+    return map_elements(call, turned, tensor, name="other_sign")
 
 
 OPERATORS: tuple[Operator, ...] = (

@@ -14,9 +14,11 @@ from typing import Any
 
 import tvm
 from hybridc.targets.gpu.limits import Limits
+from hybridc.targets.gpu.schedules.grids import never_empty
 from hybridc.targets.gpu.schedules.programs import schedule_program
 from hybridc.targets.gpu.schedules.rows import schedule_rows
 from hybridc.targets.gpu.schedules.stages import schedule_stages
+from hybridc.targets.gpu.schedules.tiles import schedule_tiles
 from hybridc.targets.llvm.schedules.blocks import (
     ROOT,
     blocks_of,
@@ -41,7 +43,7 @@ def schedule_module(module: tvm.IRModule, target: Any, limits: Limits) -> tvm.IR
     """
     with target:
         functions = {
-            variable: schedule_function(function, limits)
+            variable: never_empty(schedule_function(function, limits))
             if isinstance(function, tirx.PrimFunc)
             else function
             for variable, function in module.functions.items()
@@ -80,4 +82,4 @@ def _is_computed(schedule: Schedule) -> bool:
     return all((is_spatial(b) and store_of(b) is not None) or is_reduction(b) for b in blocks)
 
 
-_RULES: tuple[Rule, ...] = (schedule_rows,)
+_RULES: tuple[Rule, ...] = (schedule_tiles, schedule_rows)

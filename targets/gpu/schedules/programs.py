@@ -8,12 +8,13 @@ stand in a branch.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm_ffi
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.llvm.schedules.blocks import ROOT
-from tvm import tirx
+from tvm import DataType, tirx
 from tvm.s_tir import SBlock
 
 THREADS = 64
@@ -39,17 +40,14 @@ def schedule_program(function: tirx.PrimFunc, limits: Limits) -> tirx.PrimFunc:
 
 def scratch_bytes(function: tirx.PrimFunc) -> int | None:
     """Bytes that a program allocates; ``None`` if that depends on its inputs."""
-    sizes: list[int | None] = []
-    tvm_ffi.structural_walk(function, (tirx.AllocBuffer, lambda n: sizes.append(_size(n.buffer))))
-    return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _size(buffer: Any) -> int | None:
-    total = max(int(buffer.dtype.bits) // 8, 1) if hasattr(buffer.dtype, "bits") else 8
-    for dim in buffer.shape:
-        if not isinstance(dim, tirx.IntImm):
+    buffers: list[Any] = []
+    tvm_ffi.structural_walk(function, (tirx.AllocBuffer, lambda node: buffers.append(node.buffer)))
+    total = 0
+    for buffer in buffers:
+        if not all(isinstance(dim, tirx.IntImm) for dim in buffer.shape):
             return None
-        total *= int(dim)
+        elements = math.prod(int(dim) for dim in buffer.shape)
+        total += elements * max(int(DataType(str(buffer.dtype)).bits) // 8, 1)
     return total
 
 
@@ -71,9 +69,8 @@ def _bind_block(block: SBlock, threads: int) -> SBlock:
 
 def _bind(statement: Any, threads: int) -> Any:
     """A statement of the host's that launches kernels."""
-    if isinstance(statement, tirx.For) and _is_one(statement.extent):
-        if statement.kind == tirx.ForKind.PARALLEL or _has_parallel_spine(statement.body):
-            return _with(statement, tirx.ForKind.SERIAL, _bind(statement.body, threads))
+    if _is_once(statement) and _has_parallel_spine(statement.body):
+        return _with(statement, tirx.ForKind.SERIAL, _bind(statement.body, threads))
     if isinstance(statement, tirx.For) and statement.kind == tirx.ForKind.PARALLEL:
         return _grid(statement, threads)
     if isinstance(statement, tirx.SeqStmt) and all(map(_has_parallel_spine, statement.seq)):
@@ -85,15 +82,16 @@ def _has_parallel_spine(statement: Any) -> bool:
     """Whether nothing but parallel loops stands at the top of a statement."""
     if isinstance(statement, tirx.SeqStmt):
         return all(map(_has_parallel_spine, statement.seq))
+    if isinstance(statement, tirx.For) and statement.kind == tirx.ForKind.PARALLEL:
+        return True
+    return _is_once(statement) and _has_parallel_spine(statement.body)
+
+
+def _is_once(statement: Any) -> bool:
+    """Whether a statement is a loop of one iteration."""
     if not isinstance(statement, tirx.For):
         return False
-    if statement.kind == tirx.ForKind.PARALLEL:
-        return True
-    return _is_one(statement.extent) and _has_parallel_spine(statement.body)
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+    return isinstance(statement.extent, tirx.IntImm) and int(statement.extent) == 1
 
 
 def _grid(loop: tirx.For, threads: int) -> Any:
@@ -137,9 +135,7 @@ def _in_order(statement: Any) -> Any:
 
 
 def _with(loop: tirx.For, kind: Any, body: Any) -> tirx.For:
-    return tirx.For(
-        loop.loop_var, loop.min, loop.extent, kind, body, annotations=loop.annotations
-    )
+    return tirx.For(loop.loop_var, loop.min, loop.extent, kind, body, annotations=loop.annotations)
 
 
 def _replaced(statement: Any, variable: Any, value: Any) -> Any:

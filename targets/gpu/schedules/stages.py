@@ -53,6 +53,7 @@ def schedule_stages(schedule: Schedule, limits: Limits) -> Schedule:
     inline_spatial_blocks(schedule)
     names = [schedule.get(block).name_hint for block in blocks_of(schedule)]
     done: set[str] = set()
+    names = [name for name in names if not _is_empty(schedule.get(schedule.get_sblock(name)))]
     for name in names:
         block = schedule.get_sblock(name)
         if is_reduction(schedule.get(block)):
@@ -63,6 +64,11 @@ def schedule_stages(schedule: Schedule, limits: Limits) -> Schedule:
             if is_spatial(schedule.get(block)):
                 bind_elements(schedule, list(schedule.get_loops(block)), block, limits)
     return schedule
+
+
+def _is_empty(node: Any) -> bool:
+    """Whether a block has no results. Its loops are left alone, and TVM removes them."""
+    return _results(node) == 0
 
 
 def bind_elements(schedule: Schedule, loops: list[Any], block: Any, limits: Limits) -> Any:
@@ -92,9 +98,7 @@ def _schedule_reduction(schedule: Schedule, block: Any, limits: Limits) -> set[s
     return _one_thread_each(schedule, block, limits)
 
 
-def split_loops(
-    schedule: Schedule, block: Any, strict: bool = True
-) -> tuple[list[Any], list[Any]]:
+def split_loops(schedule: Schedule, block: Any, strict: bool = True) -> tuple[list[Any], list[Any]]:
     """The block's loops over results and over summands, in order.
 
     Args:
@@ -187,9 +191,7 @@ def _only_reader(schedule: Schedule, block: Any) -> Any | None:
 
 
 def _results(node: Any) -> int | None:
-    extents = [
-        axis.dom.extent for axis in node.iter_vars if axis.iter_type == tirx.IterVar.DataPar
-    ]
+    extents = [axis.dom.extent for axis in node.iter_vars if axis.iter_type == tirx.IterVar.DataPar]
     if not all(isinstance(extent, tirx.IntImm) for extent in extents):
         return None
     return math.prod(int(extent) for extent in extents)
@@ -258,4 +260,3 @@ def _count(schedule: Schedule, loops: Sequence[Any]) -> int | None:
     if not all(isinstance(extent, tirx.IntImm) for extent in extents):
         return None
     return math.prod(int(extent) for extent in extents)
-

@@ -77,7 +77,9 @@ def blocked_convolution(geometry: Geometry, data: te.Tensor, weight: te.Tensor) 
 
     shape = (g.batch, g.blocks, g.rows, g.columns, g.lanes)
     attributes = {BLOCKED: g.encode()}
-    return te.compute(tuple(map(_int, shape)), element, name="blocked_convolution", attrs=attributes)
+    return te.compute(
+        tuple(map(_int, shape)), element, name="blocked_convolution", attrs=attributes
+    )
 
 
 def _source(
@@ -95,9 +97,7 @@ def _source(
     return n, tirx.floordiv(channel, lanes), row, column, tirx.floormod(channel, lanes)
 
 
-def _factor(
-    g: Geometry, block: Any, channel: Any, i: Any, j: Any, lane: Any
-) -> tuple[Any, ...]:
+def _factor(g: Geometry, block: Any, channel: Any, i: Any, j: Any, lane: Any) -> tuple[Any, ...]:
     """Where a packed weight is."""
     if g.depthwise:
         return block, i, j, lane

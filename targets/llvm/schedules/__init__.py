@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.blocked_convolution import schedule_blocked_convolution
 from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_spatial
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
@@ -110,4 +111,4 @@ def _stages(schedule: Schedule, cpu: Cpu) -> Schedule:
     return schedule
 
 
-_RULES: tuple[Rule, ...] = (schedule_convolution, _matmul, _chain, _stages)
+_RULES: tuple[Rule, ...] = (schedule_blocked_convolution, schedule_convolution, _matmul, _chain, _stages)

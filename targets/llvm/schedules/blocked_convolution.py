@@ -265,9 +265,7 @@ class _Emitter:
             horizontal = type(horizontal)(t.columns, t.columns, 1, 1, 1, 0)
         across = runs(horizontal, t.tile_columns)
         if t.tile_rows == 1:
-            return _sequence(
-                [self._run(image, panel, row, 1, None, right) for right in across]
-            )
+            return _sequence([self._run(image, panel, row, 1, None, right) for right in across])
         parts = []
         for down in runs(g.vertical, t.tile_rows):
             (right,) = across
@@ -297,9 +295,7 @@ class _Emitter:
         for y in range(tile.height):
             for x in range(tile.width):
                 for v in range(g.vectors):
-                    buffer = tirx.decl_buffer(
-                        (g.lanes,), self.dtype, f"sum_{y}_{x}_{v}"
-                    )
+                    buffer = tirx.decl_buffer((g.lanes,), self.dtype, f"sum_{y}_{x}_{v}")
                     tile.accumulators[y, x, v] = buffer
                     statements += [tirx.AllocBuffer(buffer), self._put(buffer, zero)]
         statements += self._reduction(image, panel, tile)
@@ -426,7 +422,9 @@ class _Emitter:
         g = self.geometry
         statements: list[Any] = []
         vectors = [
-            self._bind(tirx.BufferLoad(self.weight, [*factor, self._lanes(v * g.lanes)]), statements)
+            self._bind(
+                tirx.BufferLoad(self.weight, [*factor, self._lanes(v * g.lanes)]), statements
+            )
             for v in range(g.vectors)
         ]
         for y, x, row, column in self._places(tile, factor[2], factor[3]):

@@ -59,8 +59,23 @@ def expand_math(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return call
         return _bind(call.args[0], rule)
 
-    body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, expand))
+    def expand_store(store: tirx.BufferStore) -> tirx.BufferStore:
+        if _has_bfloat16(store):
+            return store
+        value = tvm_ffi.structural_map(store.value, (tvm.ir.Call, expand))
+        return tirx.BufferStore(store.buffer, value, store.indices)
+
+    body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, expand_store))
     return function.with_body(body)
+
+
+def _has_bfloat16(store: tirx.BufferStore) -> bool:
+    """Whether a value is made of bfloat16 or stored as such.
+
+    TVM does not lower bfloat16 inside the values that are bound here, and computes garbage.
+    """
+    parts = collect(store.value, tvm.ir.TensorLoad, tirx.Cast)
+    return "bfloat16" in {str(store.buffer.dtype), *(str(part.ty.dtype) for part in parts)}
 
 
 def _bind(value: Any, use: Callable[[Any], Any]) -> Any:

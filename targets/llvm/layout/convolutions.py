@@ -1,0 +1,245 @@
+"""Find the convolutions of a module that can be blocked, and what each layout would cost.
+
+Costs are cycles of one core by the same counts with which the schedules choose their tiles, and
+bytes that go through the second-level cache for what is copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import tvm
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_tiling
+from hybridc.targets.llvm.schedules.blocks import (
+    axes_of,
+    blocks_of,
+    collect,
+    is_reduction,
+    is_spatial,
+    loads_of,
+    store_of,
+)
+from hybridc.targets.llvm.schedules.conv2d import Convolution, choose_chunk, find_convolution
+from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.registers import cycles_of
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+ITEM_BYTES = 4
+BYTES_PER_CYCLE = 8
+"""What one core copies from and to the second-level cache in a cycle."""
+
+PLAIN_SPEED = 0.6
+"""Share of their estimated speed that kernels on plain tensors reach: their rows begin anywhere, so
+that every second vector of inputs straddles two cache lines, and filters are read scattered."""
+
+MAX_VECTORS = 8
+
+
+@dataclass(frozen=True)
+class PlainConvolution:
+    """A convolution kernel on plain tensors.
+
+    Attributes:
+        found: The convolution; its source is the padded input.
+        size: Height and width of the input without padding.
+        before: Padding in front of rows and columns.
+    """
+
+    found: Convolution
+    size: tuple[int, int]
+    before: tuple[int, int]
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every channel is convolved on its own."""
+        found = self.found
+        return found.groups > 1 and found.channels == 1 and found.filters == found.groups
+
+    def geometry(self, lanes: int, source_lanes: int, vectors: int) -> Geometry:
+        """The convolution with a blocked output."""
+        found, depthwise = self.found, self.is_depthwise
+        return Geometry(
+            batch=found.batch,
+            groups=found.groups,
+            channels=found.channels,
+            blocks=-(-found.filters // lanes),
+            lanes=lanes,
+            vectors=vectors,
+            source_lanes=source_lanes,
+            depthwise=int(depthwise),
+            height=self.size[0],
+            width=self.size[1],
+            rows=found.output[0],
+            columns=found.output[1],
+            kernel_rows=found.kernel[0],
+            kernel_columns=found.kernel[1],
+            row_step=found.stride[0],
+            column_step=found.stride[1],
+            row_reach=max(found.dilation[0], 1),
+            column_reach=max(found.dilation[1], 1),
+            top=self.before[0],
+            left=self.before[1],
+        )
+
+
+def find_plain_convolution(function: tirx.PrimFunc) -> PlainConvolution:
+    """The float32 convolution that a kernel computes, padding included.
+
+    Raises:
+        Misfit: It computes something else.
+    """
+    if len(function.params) != 3:
+        raise Misfit("not two operands")
+    schedule = Schedule(tvm.IRModule({"main": function}))
+    blocks = [schedule.get(block) for block in blocks_of(schedule)]
+    if not blocks or not is_reduction(blocks[-1]) or len(blocks) > 2:
+        raise Misfit("not one reduction, perhaps behind padding")
+    found = find_convolution(blocks[-1])
+    data, weight, result = function.params
+    if not found.weight.same_as(weight) or not found.result.same_as(result):
+        raise Misfit("operands in another order")
+    if any(str(buffer.dtype) != "float32" for buffer in (data, weight, result)):
+        raise Misfit("not float32")
+    if not all(isinstance(dim, tirx.IntImm) for dim in data.shape):
+        raise Misfit("a symbolic shape")
+    size = (int(data.shape[2]), int(data.shape[3]))
+    if len(blocks) == 1:
+        if not found.source.same_as(data):
+            raise Misfit("an operand from nowhere")
+        return PlainConvolution(found, size, (0, 0))
+    return PlainConvolution(found, size, _padding(blocks[0], data, found))
+
+
+def _padding(block: Any, data: Any, found: Convolution) -> tuple[int, int]:
+    """Padding in front of rows and columns, with zeros, as a block adds it."""
+    store = store_of(block)
+    if store is None or not is_spatial(block) or not store.buffer.same_as(found.source):
+        raise Misfit("not padding")
+    axes, value = axes_of(block), store.value
+    loads = loads_of(block)
+    if len(loads) != 1 or not loads[0].source.same_as(data):
+        raise Misfit("not one load")
+    (load,) = loads
+    if not load.indices[0].same_as(axes[0]) or not load.indices[1].same_as(axes[1]):
+        raise Misfit("padding of images or channels")
+    before = tuple(_offset(load.indices[i], axes[i]) for i in (2, 3))
+    if not load.same_as(value):
+        _check_zero_outside(value, load, data, before, axes)
+    elif before != (0, 0) or _sizes(store.buffer) != _sizes(data):
+        raise Misfit("a copy that is not whole")
+    return before[0], before[1]
+
+
+def _sizes(buffer: Any) -> list[int]:
+    return [int(dim) for dim in buffer.shape]
+
+
+def _offset(index: Any, axis: Any) -> int:
+    """The constant k of ``axis - k``."""
+    coefficients = tvm.sym.detect_linear_equation(index, [axis])
+    if len(coefficients) != 2 or not all(isinstance(c, tirx.IntImm) for c in coefficients):
+        raise Misfit("not affine padding")
+    scale, base = map(int, coefficients)
+    if scale != 1 or base > 0:
+        raise Misfit("not padding")
+    return -base
+
+
+def _check_zero_outside(
+    value: Any, load: Any, data: Any, before: tuple[int, ...], axes: list[Any]
+) -> None:
+    """Raise unless ``value`` is the load where it is inside the data and zero elsewhere."""
+    if not isinstance(value, tvm.ir.Call) or value.op.name != "tirx.if_then_else":
+        raise Misfit("not padding")
+    condition, inside, outside = value.args
+    zero = isinstance(outside, tirx.FloatImm) and float(outside.value) == 0
+    if not inside.same_as(load) or not zero:
+        raise Misfit("padding with something else than zero")
+    low, high = [0, 0], [None, None]
+    for comparison in collect(condition, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Or, tirx.Not):
+        if not isinstance(comparison, tirx.LT | tirx.LE):
+            raise Misfit("an unexpected condition")
+        _narrow(comparison, axes, low, high)
+    sizes = _sizes(data)[2:]
+    for axis in (0, 1):
+        top, bottom = before[axis], before[axis] + sizes[axis]
+        ends = high[axis] if high[axis] is not None else bottom
+        if low[axis] != top or ends != bottom:
+            raise Misfit("padding that hides data")
+
+
+def _narrow(comparison: Any, axes: list[Any], low: list[int], high: list[int | None]) -> None:
+    """Take account of ``k <= axis`` or ``axis < k``."""
+    left, right = comparison.a, comparison.b
+    for i in (0, 1):
+        axis = axes[2 + i]
+        if (
+            isinstance(comparison, tirx.LE)
+            and right.same_as(axis)
+            and isinstance(left, tirx.IntImm)
+        ):
+            low[i] = max(low[i], int(left))
+            return
+        if (
+            isinstance(comparison, tirx.LT)
+            and left.same_as(axis)
+            and isinstance(right, tirx.IntImm)
+        ):
+            high[i] = int(right)
+            return
+    raise Misfit("an unexpected comparison")
+
+
+def can_block(plain: PlainConvolution, lanes: int) -> bool:
+    """Whether blocks of ``lanes`` channels do not straddle groups."""
+    found = plain.found
+    if found.groups == 1 or plain.is_depthwise:
+        return True
+    return found.channels % lanes == 0 and found.filters // found.groups % lanes == 0
+
+
+def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: Cpu) -> Geometry:
+    """The convolution blocked, with the number of vectors in a panel that is fastest."""
+    whole = plain.geometry(lanes, source_lanes, 1)
+    if whole.depthwise:
+        return whole
+    per_group = whole.blocks // whole.groups if whole.groups > 1 else whole.blocks
+    choices = [
+        dataclasses.replace(whole, vectors=vectors)
+        for vectors in range(1, min(per_group, MAX_VECTORS) + 1)
+        if per_group % vectors == 0
+    ]
+    return min(choices, key=lambda geometry: blocked_cycles(geometry, cpu))
+
+
+@lru_cache(maxsize=4096)
+def blocked_cycles(geometry: Geometry, cpu: Cpu) -> float:
+    """Estimated cycles with a blocked output."""
+    panels = geometry.blocks // geometry.vectors
+    return geometry.batch * panels * choose_tiling(geometry, cpu, True).cycles
+
+
+def plain_cycles(plain: PlainConvolution, cpu: Cpu) -> float:
+    """Estimated cycles on plain tensors, copies of the input included."""
+    found = plain.found
+    steps = found.batch * found.groups * found.channels * found.kernel[0] * found.kernel[1]
+    try:
+        rows, tile = choose_chunk(found, cpu)
+    except Misfit:
+        # Scalar code.
+        return 4.0 * steps * found.filters // found.groups * found.output[0] * found.output[1]
+    chunks = found.output[0] // rows
+    cycles = cycles_of(tile, found.filters // found.groups, found.columns(rows)) * chunks * steps
+    copies = found.is_strided + (found.padded != plain.size)
+    source = found.batch * found.groups * found.channels * found.padded[0] * found.padded[1]
+    return cycles / PLAIN_SPEED + copies * copy_cycles(source)
+
+
+def copy_cycles(elements: int) -> float:
+    """Estimated cycles to copy float32 elements."""
+    return 2.0 * elements * ITEM_BYTES / BYTES_PER_CYCLE

@@ -1,0 +1,176 @@
+"""The part of a Relax module that matters for layouts: kernels that could work on blocked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.layout.channelwise import CHANNELS, Blocked, block_kernel
+from hybridc.targets.llvm.layout.convolutions import (
+    PlainConvolution,
+    can_block,
+    find_plain_convolution,
+)
+from hybridc.targets.llvm.schedules.loops import Misfit
+from tvm import relax, tirx
+
+from hybridc.bundle.tensors import Array
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A call of a kernel that could work on blocked tensors.
+
+    Attributes:
+        variable: What the result is bound to.
+        call: The call.
+        operands: Its arguments.
+        convolution: What it computes, if it is a convolution of known weights.
+        blocked: Itself on blocked tensors, if it treats channels alike.
+    """
+
+    variable: Any
+    call: Any
+    operands: tuple[Any, ...]
+    convolution: PlainConvolution | None = None
+    blocked: Blocked | None = None
+
+    def carried(self, graph: Graph) -> list[Any]:
+        """The operands, computed at run time, whose layout follows the kernel's."""
+        if self.convolution is not None:
+            return [self.operands[0]]
+        axes = self.blocked.axes if self.blocked is not None else ()
+        return [
+            operand
+            for operand, axis in zip(self.operands, axes, strict=False)
+            if axis is not None and operand not in graph.weight_of
+        ]
+
+
+@dataclass
+class Graph:
+    """What is known about a module.
+
+    Attributes:
+        module: The module.
+        weights: The weights by name, in order.
+        lanes: Channels of one block.
+        kernels: Kernels that could work on blocked tensors, by the variable they are bound to.
+        weight_of: Position among the weights, by variable.
+        plain_uses: Variables that something else than these kernels' carried operands reads.
+    """
+
+    module: tvm.IRModule
+    weights: Mapping[str, Array]
+    lanes: int
+    kernels: dict[Any, Kernel] = field(default_factory=dict)
+    weight_of: dict[Any, int] = field(default_factory=dict)
+    plain_uses: set[Any] = field(default_factory=set)
+
+
+def read_graph(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Graph:
+    """Find all kernels of ``main`` that could work on blocked tensors."""
+    graph = Graph(module, weights, cpu.vector_bytes // 4)
+    main = module["main"]
+    reader = _Reader(graph)
+    for binding in bindings_of(main):
+        reader.read(binding)
+    for binding in bindings_of(main):
+        kernel = graph.kernels.get(binding.var)
+        carried = kernel.carried(graph) if kernel is not None else []
+        graph.plain_uses |= {v for v in variables_used(binding.value) if v not in carried}
+    graph.plain_uses |= variables_used(main.body.body)
+    return graph
+
+
+def bindings_of(function: relax.Function) -> Iterator[Any]:
+    """The bindings of a function's outermost blocks, in order."""
+    for block in function.body.blocks:
+        yield from block.bindings
+
+
+def sizes_of(variable: Any) -> tuple[int, ...]:
+    """Static shape of a variable.
+
+    Raises:
+        Misfit: It has none.
+    """
+    shape = getattr(variable.ty, "shape", None)
+    if shape is None or not all(isinstance(dim, tirx.IntImm) for dim in shape.values):
+        raise Misfit("no static shape")
+    return tuple(int(dim) for dim in shape.values)
+
+
+def variables_used(expression: Any) -> set[Any]:
+    """Relax variables that an expression reads, inner blocks included."""
+    found: set[Any] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tvm.ir.Var):
+            found.add(node)
+
+    relax.analysis.post_order_visit(expression, visit)
+    return found
+
+
+@dataclass
+class _Reader:
+    """Reads bindings; kernels that occur several times are analyzed once."""
+
+    graph: Graph
+    known: dict[Any, tuple[PlainConvolution | None, Blocked | None]] = field(default_factory=dict)
+
+    def read(self, binding: Any) -> None:
+        """Add a binding to the graph."""
+        value = getattr(binding, "value", None)
+        weights = self.graph.module["main"].params[-1]
+        if isinstance(value, tvm.ir.TupleGetItem) and value.tuple_value.same_as(weights):
+            self.graph.weight_of[binding.var] = int(value.index)
+        elif self._is_kernel_call(value):
+            operands = tuple(value.args[1].fields)
+            convolution, blocked = self._analyze(value.args[0])
+            kernel = Kernel(binding.var, value, operands, convolution, blocked)
+            if self._is_usable(kernel):
+                self.graph.kernels[binding.var] = kernel
+
+    def _is_usable(self, kernel: Kernel) -> bool:
+        """Whether all operands can be had in the form that the blocked kernel takes."""
+        if kernel.convolution is not None:
+            return kernel.operands[1] in self.graph.weight_of
+        if kernel.blocked is None:
+            return False
+        known = self.graph.weight_of
+        axes = zip(kernel.operands, kernel.blocked.axes, strict=False)
+        carried = [(o, axis) for o, axis in axes if axis is not None and o not in known]
+        four = all(axis == CHANNELS and len(sizes_of(o)) == 4 for o, axis in carried)
+        return four and bool(carried)
+
+    def _is_kernel_call(self, value: Any) -> bool:
+        if not isinstance(value, tvm.ir.Call) or getattr(value.op, "name", "") != "relax.call_tir":
+            return False
+        plain = isinstance(value.args[1], relax.Tuple) and len(value.args) == 2
+        return plain and all(isinstance(field, tvm.ir.Var) for field in value.args[1].fields)
+
+    def _analyze(self, variable: Any) -> tuple[PlainConvolution | None, Blocked | None]:
+        if variable not in self.known:
+            self.known[variable] = self._analyze_function(self.graph.module[variable])
+        return self.known[variable]
+
+    def _analyze_function(
+        self, function: tirx.PrimFunc
+    ) -> tuple[PlainConvolution | None, Blocked | None]:
+        output = function.params[-1]
+        if str(getattr(output, "dtype", "")) != "float32" or len(output.shape) != 4:
+            return None, None
+        try:
+            convolution = find_plain_convolution(function)
+            return (convolution if can_block(convolution, self.graph.lanes) else None), None
+        except (Misfit, RuntimeError, ValueError, TypeError):
+            pass
+        try:
+            return None, block_kernel(function, self.graph.lanes)
+        except (Misfit, RuntimeError, ValueError, TypeError):
+            return None, None

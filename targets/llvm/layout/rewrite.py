@@ -1,0 +1,247 @@
+"""Rewrite a module so that the chosen results are blocked, and pack the weights for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.layout.choose import geometry_of, is_blocked_source
+from hybridc.targets.llvm.layout.graph import Graph, Kernel, bindings_of, sizes_of, variables_used
+from hybridc.targets.llvm.layout.kernels import (
+    block_channels,
+    blocked_convolution,
+    pack_weight,
+    unblock_channels,
+)
+from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
+from tvm import relax, te, tirx
+
+from hybridc.bundle.tensors import Array
+
+FUSES_AHEAD = 4
+"""TVM's number for a kernel into which element-wise kernels that follow are fused."""
+
+DTYPE = "float32"
+
+
+def rewrite(graph: Graph, chosen: set[Any], cpu: Cpu) -> tuple[tvm.IRModule, Mapping[str, Array]]:
+    """The module with the results in ``chosen`` blocked, and its weights in their new order."""
+    packed = _Packed(graph, chosen, cpu)
+    weights = packed.weights()
+    types = [relax.TensorType(array.shape, array.dtype.name) for array in weights.values()]
+    parameter = relax.Var("model_params", relax.TupleType(types))
+    positions = {name: position for position, name in enumerate(weights)}
+    builder = relax.BlockBuilder(graph.module)
+    writer = _Writer(graph, chosen, packed, parameter, positions, builder)
+    main = graph.module["main"]
+    blocks = [writer.block(block) for block in main.body.blocks]
+    parameters = [*main.params[:-1], parameter]
+    body = relax.SeqExpr(blocks, main.body.body)
+    new = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
+    builder.update_func(graph.module.get_global_var("main"), new)
+    return relax.transform.DeadCodeElimination()(builder.finalize()), weights
+
+
+@dataclass
+class _Packed:
+    """Which weights the new module takes, and in which form."""
+
+    graph: Graph
+    chosen: set[Any]
+    cpu: Cpu
+    made: dict[str, Array] = field(default_factory=dict)
+    geometries: dict[Any, Geometry] = field(default_factory=dict)
+
+    def weights(self) -> dict[str, Array]:
+        """All weights in their new order: those kept as they are, then the packed ones."""
+        needed: set[Any] = variables_used(self.graph.module["main"].body.body)
+        for binding in bindings_of(self.graph.module["main"]):
+            if binding.var in self.chosen:
+                needed |= self._kept(self.graph.kernels[binding.var])
+            else:
+                needed |= variables_used(binding.value)
+        positions = {p for variable, p in self.graph.weight_of.items() if variable in needed}
+        names = enumerate(self.graph.weights)
+        kept = {name: self.graph.weights[name] for i, name in names if i in positions}
+        return {**kept, **self.made}
+
+    def _kept(self, kernel: Kernel) -> set[Any]:
+        """Operands that a blocked kernel takes as they are; packs its weights."""
+        if kernel.convolution is not None:
+            geometry = geometry_of(self.graph, kernel, self.cpu)
+            self.geometries[kernel.variable] = geometry
+            name = self.convolution_name(kernel)
+            if name not in self.made:
+                self.made[name] = pack_weight(self._array(kernel.operands[1]), geometry)
+            return set()
+        assert kernel.blocked is not None
+        for operand, axis in zip(kernel.operands, kernel.blocked.axes, strict=False):
+            if axis is not None and operand in self.graph.weight_of:
+                name = self.channels_name(operand, axis)
+                if name not in self.made:
+                    self.made[name] = _block_array(self._array(operand), axis, self.graph.lanes)
+        axes = zip(kernel.operands, kernel.blocked.axes, strict=False)
+        return {operand for operand, axis in axes if axis is None}
+
+    def name(self, variable: Any) -> str:
+        """Name of a weight."""
+        return list(self.graph.weights)[self.graph.weight_of[variable]]
+
+    def _array(self, variable: Any) -> Array:
+        return self.graph.weights[self.name(variable)]
+
+    def convolution_name(self, kernel: Kernel) -> str:
+        """Name of a convolution's packed weights; the same for the same packing."""
+        g = self.geometries[kernel.variable]
+        form = "depthwise" if g.depthwise else f"{min(g.source_lanes, g.channels)}x{g.vectors}"
+        return f"{self.name(kernel.operands[1])}.packed_{form}x{g.lanes}"
+
+    def channels_name(self, variable: Any, axis: int) -> str:
+        """Name of a weight with blocked channels."""
+        return f"{self.name(variable)}.blocked_{axis}x{self.graph.lanes}"
+
+
+def _block_array(array: Array, axis: int, lanes: int) -> Array:
+    """An array with the channels on ``axis`` in blocks, lanes last; missing ones are zero."""
+    missing = -array.shape[axis] % lanes
+    widths = [(0, missing if i == axis else 0) for i in range(array.ndim)]
+    shape = (*array.shape[:axis], -1, lanes, *array.shape[axis + 1 :])
+    split = np.pad(array, widths).reshape(shape)
+    return np.ascontiguousarray(np.moveaxis(split, axis + 1, -1))
+
+
+@dataclass
+class _Writer:
+    """Writes ``main`` anew, binding by binding.
+
+    Attributes:
+        graph: The module and what is known about it.
+        chosen: Variables of the kernels whose results are blocked.
+        packed: The weights' new forms.
+        parameter: The new tuple of weights.
+        positions: Position of each weight in it, by name.
+        builder: Holds the module's functions, new ones included.
+        functions: New functions' variables, by what they do.
+        blocked: Blocked variable by plain variable.
+        bindings: What was written of the block at work.
+    """
+
+    graph: Graph
+    chosen: set[Any]
+    packed: _Packed
+    parameter: Any
+    positions: Mapping[str, int]
+    builder: relax.BlockBuilder
+    functions: dict[Any, Any] = field(default_factory=dict)
+    blocked: dict[Any, Any] = field(default_factory=dict)
+    bindings: list[Any] = field(default_factory=list)
+    read_plain: set[Any] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.read_plain |= self.graph.plain_uses
+        for kernel in self.graph.kernels.values():
+            if kernel.variable not in self.chosen:
+                self.read_plain |= set(kernel.carried(self.graph))
+
+    def block(self, block: Any) -> Any:
+        """One block of bindings."""
+        self.bindings = []
+        for binding in block.bindings:
+            if binding.var in self.chosen:
+                self._kernel(self.graph.kernels[binding.var])
+            elif binding.var in self.graph.weight_of:
+                self._kept_weight(binding)
+            else:
+                self.bindings.append(binding)
+        return type(block)(self.bindings)
+
+    def _kept_weight(self, binding: Any) -> None:
+        position = self.positions.get(self.packed.name(binding.var))
+        if position is not None:
+            self._bind(binding.var, relax.TupleGetItem(self.parameter, position))
+
+    def _kernel(self, kernel: Kernel) -> None:
+        """Write a kernel whose result is blocked, and its plain copy if something reads that."""
+        write = self._convolution if kernel.convolution is not None else self._channelwise
+        variable = kernel.variable
+        self.blocked[variable] = self._twin(variable, write(kernel))
+        if variable in self.read_plain:
+            channels = sizes_of(variable)[1]
+            key = ("unblock", sizes_of(variable))
+            call = self._emit(
+                key, lambda data: unblock_channels(data, channels), self.blocked[variable]
+            )
+            self._bind(variable, call)
+
+    def _convolution(self, kernel: Kernel) -> Any:
+        geometry = self.packed.geometries[kernel.variable]
+        data = kernel.operands[0]
+        if is_blocked_source(self.graph, kernel):
+            data = self._blocked(data)
+        weight = self._weight(kernel.operands[1], self.packed.convolution_name(kernel))
+        key = ("convolution", geometry)
+        return self._emit(key, lambda d, w: blocked_convolution(geometry, d, w), data, weight)
+
+    def _channelwise(self, kernel: Kernel) -> Any:
+        assert kernel.blocked is not None
+        operands = []
+        for operand, axis in zip(kernel.operands, kernel.blocked.axes, strict=False):
+            if axis is None:
+                operands.append(operand)
+            elif operand in self.graph.weight_of:
+                name = self.packed.channels_name(operand, axis)
+                operands.append(self._weight(operand, name))
+            else:
+                operands.append(self._blocked(operand))
+        old, function = kernel.call.args[0], kernel.blocked.function
+        if old not in self.functions:
+            self.functions[old] = self.builder.add_func(function, f"{old.name_hint}_blocked")
+        return self._call(self.functions[old], operands)
+
+    def _blocked(self, variable: Any) -> Any:
+        """The blocked form of a tensor, copied if it was computed plain."""
+        if variable not in self.blocked:
+            lanes = self.graph.lanes
+            key = ("block", sizes_of(variable))
+            call = self._emit(key, lambda data: block_channels(data, lanes), variable)
+            self.blocked[variable] = self._twin(variable, call)
+        return self.blocked[variable]
+
+    def _weight(self, variable: Any, name: str) -> Any:
+        return self._twin(variable, relax.TupleGetItem(self.parameter, self.positions[name]))
+
+    def _twin(self, variable: Any, value: Any) -> Any:
+        """A variable that is visible where ``variable`` is, bound to another value."""
+        value_type = value.ty
+        if isinstance(value, tvm.ir.Call):
+            value_type = value.ty_args[0]
+        elif isinstance(value, relax.TupleGetItem):
+            value_type = self.parameter.ty.fields[value.index]
+        return self._bind(type(variable)(f"{variable.name}_blocked", value_type), value)
+
+    def _bind(self, variable: Any, value: Any) -> Any:
+        self.bindings.append(relax.VarBinding(variable, value))
+        return variable
+
+    def _emit(self, key: Any, build: Callable[..., te.Tensor], *operands: Any) -> Any:
+        """A call of a kernel given as tensor expression; the same key means the same kernel."""
+        shapes = [sizes_of(operand) for operand in operands]
+        if key not in self.functions:
+            sizes = [[tirx.IntImm("int64", dim) for dim in shape] for shape in shapes]
+            tensors = [te.placeholder(shape, DTYPE, f"p{i}") for i, shape in enumerate(sizes)]
+            result = build(*tensors)
+            function = te.create_prim_func([*tensors, result]).without_attr("global_symbol")
+            function = function.with_attr("tirx.noalias", True)
+            if key[0] == "convolution":
+                function = function.with_attr("op_pattern", FUSES_AHEAD)
+            self.functions[key] = self.builder.add_func(function, f"{key[0]}_blocked")
+        return self._call(self.functions[key], operands)
+
+    def _call(self, variable: Any, operands: Any) -> Any:
+        output = self.builder.get()[variable].params[-1]
+        shape = [int(dim) for dim in output.shape]
+        return relax.call_tir(variable, relax.Tuple(list(operands)), relax.TensorType(shape, DTYPE))
