@@ -120,10 +120,10 @@ def _sum(editor: Editor, node: ir.Node) -> ir.Value | None:
 
 
 def _broadcast(left: ir.Value | None, right: ir.Value | None) -> tuple[int, ...] | None:
-    shapes = static_shape(left), static_shape(right)
-    if shapes[0] is None or shapes[1] is None:
+    first, second = static_shape(left), static_shape(right)
+    if first is None or second is None:
         return None
-    return tuple(np.broadcast_shapes(*shapes))
+    return tuple(np.broadcast_shapes(first, second))
 
 
 def _times_one(_editor: Editor, node: ir.Node) -> ir.Value | None:
@@ -188,16 +188,17 @@ def _keep_reduced(editor: Editor, node: ir.Node) -> ir.Value | None:
     if reduction is None or source is None or only_reader(source) is not node:
         return None
     reduces = reduction.op_type.startswith("Reduce") and not reduction.domain
-    if not reduces or reduction.attributes.get_int("keepdims", 1) or reduction.graph is None:
+    kept = reduction.attributes.get_int("keepdims", 1) == 1
+    if not reduces or kept or reduction.graph is None:
         return None
     axes, dims = reduced_axes(reduction), static_shape(reduction.inputs[0])
     if axes is None or dims is None:
         return None
-    kept = tuple(1 if axis in axes else dim for axis, dim in enumerate(dims))
-    if static_shape(node.outputs[0]) != kept:
+    whole = tuple(1 if axis in axes else dim for axis, dim in enumerate(dims))
+    if static_shape(node.outputs[0]) != whole:
         return None
     attributes = {name: a.value for name, a in reduction.attributes.items()} | {"keepdims": 1}
-    return editor.emit(node, reduction.op_type, list(reduction.inputs), kept, attributes)
+    return editor.emit(node, reduction.op_type, list(reduction.inputs), whole, attributes)
 
 
 # Slices

@@ -94,7 +94,7 @@ class Editor:
             old.replace_all_uses_with(new)
         elif new.producer() is None or new.is_graph_output() or new.graph is not self.graph:
             assert producer is not None
-            identity = self.emit(producer, "Identity", [new], old.shape)
+            identity = self.emit(producer, "Identity", [new], dims_of(old))
             self._take_over(old, identity)
         else:
             self._take_over(old, new)

@@ -90,7 +90,7 @@ def _has_constant_weights(node: ir.Node) -> bool:
         return False
     if node.op_type == "Gemm" and node.attributes.get_float("beta", 1.0) != 1.0:
         return False
-    if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0):
+    if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
         return False
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     array = contents(bias)

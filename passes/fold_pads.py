@@ -107,7 +107,7 @@ def _value_fits(node: ir.Node, pad: ir.Node, own: Sequence[int]) -> bool:
         return False
     if node.op_type == "Conv":
         return value == 0
-    if len(node.outputs) > 1 or node.attributes.get_int("ceil_mode", 0):
+    if len(node.outputs) > 1 or node.attributes.get_int("ceil_mode", 0) == 1:
         return False
     if node.op_type == "MaxPool":
         return value == -np.inf

@@ -177,7 +177,8 @@ def _best_cut(region: Region) -> set[ir.Node]:
     free = networkx.subgraph_view(
         residual, filter_edge=lambda a, b: residual[a][b]["flow"] < residual[a][b]["capacity"]
     )
-    return networkx.descendants(free, _MOVED) & region.nodes.keys()
+    reachable = networkx.descendants(free, _MOVED)
+    return {node for node in region.nodes if node in reachable}
 
 
 def _add_value(

@@ -67,14 +67,14 @@ def make_steps(lowers: Lowers, isolate: bool = False) -> tuple[Step, ...]:
         Step("fold constants", FoldConstants),
         Step("infer shapes of folded", InferShapes, optional=True),
         Step("fold shapes", FoldConstants),
-        *_optimizations(),
+        *optimizations(),
         Step("remove unused nodes", RemoveUnusedNodesPass),
         Step("name fused nodes", NameNodes),
         Step("infer shapes of fused", InferShapes, optional=True),
     )
 
 
-def _optimizations() -> tuple[Step, ...]:
+def optimizations() -> tuple[Step, ...]:
     """What makes the model faster; it compiles without any of them."""
     steps: tuple[tuple[str, Callable[[], ir.passes.PassBase]], ...] = (
         ("clean up movement", CleanMovement),

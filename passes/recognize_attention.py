@@ -13,7 +13,7 @@ softmax. The guard moves behind the product with V, where such a row is not a nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,10 @@ MICROSOFT = "com.microsoft"
 
 HIDDEN = -1e30
 """A score at most this large counts as hidden: adding it to any other score leaves it alone."""
+
+_ORDERS = {"query": (0, 2, 1, 3), "key": (0, 3, 1, 2), "value": (0, 2, 1, 3)}
+_ORDERS_OF_ONE_HEAD = {"query": (0, 1, 2), "key": (0, 2, 1), "value": (0, 1, 2)}
+"""How the operands' axes have to be moved so that the heads come last but one."""
 
 _FACTORS = {"query scale": 1, "key scale": 1, "scale": 1, "query divisor": -1, "key divisor": -1,
             "divisor": -1}  # fmt: skip
@@ -103,10 +107,10 @@ def _parts(found: Match) -> _Parts | None:
     values = [found.values[name] for name in ("query", "key", "value")]
     if any(value.dtype != ir.DataType.FLOAT for value in values):
         return None
-    dims = [_with_heads(dims_of(value)) for value in values]
-    if dims[0] is None or dims[1] is None or dims[2] is None:
+    query, key, value = (_with_heads(dims_of(value)) for value in values)
+    ranks = {len(dims_of(value) or ()) for value in values}
+    if query is None or key is None or value is None or len(ranks) > 1:
         return None
-    query, key, value = dims
     fits = (
         all(isinstance(dim, int) and dim > 0 for dim in (query[1], query[3], value[3]))
         and all(same_dim(other[axis], query[axis]) for other in (key, value) for axis in (0, 1))
@@ -173,9 +177,7 @@ def _mask_dims(dims: Dims, rank: int) -> Dims:
 def _replace(editor: Editor, node: ir.Node, parts: _Parts, guarded: bool) -> None:
     values = parts.found.values
     rank = len(dims_of(values["query"]) or ())
-    orders = {"query": (0, 2, 1, 3), "key": (0, 3, 1, 2), "value": (0, 2, 1, 3)}
-    if rank == 3:
-        orders = {"query": (0, 1, 2), "key": (0, 2, 1), "value": (0, 1, 2)}
+    orders: Mapping[str, Sequence[int]] = _ORDERS if rank == 4 else _ORDERS_OF_ONE_HEAD
     operands = [_side_by_side(editor, node, values[n], order) for n, order in orders.items()]
     bias = _bias(editor, node, parts, rank)
     width = (dims_of(operands[2]) or ())[-1]

@@ -6,6 +6,7 @@ with ONNX's own evaluator, for the operators that such computations are made of.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from hybridc.lowering.value import Constant, Integers, Value
 
 MAX_ELEMENTS = 1 << 16
 """Elements of a result; larger ones are data, and kept as computations."""
+
+_GROWING = frozenset("ConstantOfShape Expand Pad Range Tile".split())
+"""Operators whose result may be of any size, whatever the size of their inputs."""
 
 _FOLDED = frozenset(
     """Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Flatten Floor Gather Greater
@@ -72,8 +76,35 @@ def _evaluate(
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
     opsets = [onnx.helper.make_opsetid("", call.opset)]
     model = onnx.helper.make_model(graph, opset_imports=opsets)
+    if _may_be_large(model, feeds):
+        return None
     try:
         results = ReferenceEvaluator(model).run(None, feeds)
     except Exception:  # what the evaluator cannot do is lowered like any other node
         return None
     return [np.asarray(result) for result in results]
+
+
+def _may_be_large(model: onnx.ModelProto, feeds: dict[str, np.ndarray[Any, Any]]) -> bool:
+    """Whether evaluating the model's node could give far more elements than are wanted."""
+    known = onnx.ModelProto()
+    known.CopyFrom(model)
+    known.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name) for name, array in feeds.items()
+    )
+    try:
+        inferred = onnx.shape_inference.infer_shapes(known, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return True
+    shapes = [_static_dims(value) for value in inferred.output]
+    if any(shape is None for shape in shapes):
+        return model.graph.node[0].op_type in _GROWING
+    return sum(math.prod(shape) for shape in shapes if shape is not None) > MAX_ELEMENTS
+
+
+def _static_dims(value: onnx.ValueInfoProto) -> list[int] | None:
+    """The dimensions of a value; ``None`` if they are not all known."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
+        return None
+    return [dim.dim_value for dim in kind.shape.dim]

@@ -1,6 +1,7 @@
 """From a Relax module to a shared library.
 
-lowered -> legalize -> fuse -> schedule -> relax alignment -> plan memory -> LLVM -> link
+lowered -> legalize -> block layouts -> fuse -> schedule -> relax alignment -> plan memory -> LLVM
+-> link
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import tvm
 from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.layout import block_layouts
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.memory import planned_bytes
 from hybridc.targets.llvm.schedules import schedule_module
@@ -33,11 +35,15 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artif
         weights: Their arrays by ONNX name, in order.
         cpu: The processor.
 
+    Returns:
+        The library with the weights that it takes, packed for its kernels.
+
     Raises:
         DeviceError: No linker for the CPU's architecture is installed.
     """
     link = linker_for(cpu)
     with cpu.target:
+        module, weights = block_layouts(legalize(module, cpu), weights, cpu)
         module = fuse(module, cpu)
         module = schedule_module(module, cpu)
         module = accept_any_alignment(module)
@@ -52,12 +58,20 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artif
     return Artifact(library, planned_bytes(module), stems, weights)
 
 
-def fuse(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
-    """Legalize operators to tensor programs and fuse them into kernels."""
+def legalize(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
+    """Turn operators into tensor programs."""
     passes = [
         relax.transform.DecomposeOpsForInference(),
         relax.backend.DispatchSortScan(),
         relax.transform.LegalizeOps(),
+    ]
+    with cpu.target:
+        return tvm.transform.Sequential(passes)(module)
+
+
+def fuse(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
+    """Fuse tensor programs into kernels."""
+    passes = [
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),

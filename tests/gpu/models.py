@@ -30,6 +30,18 @@ def _matmul(rows: int, depth: int, columns: int) -> onnx.ModelProto:
     return make_model(nodes, {"x": (rows, depth)}, {"y": (rows, columns)}, weights)
 
 
+def _tiles(rows: int, depth: int, columns: int, transposed: int = 0) -> onnx.ModelProto:
+    """A product in tiles that do not divide it, and the means of its columns, which are few."""
+    nodes = [
+        node("Gemm", "x w b", "p", transB=transposed),
+        node("Relu", "p", "r"),
+        node("ReduceMean", "r", "y", axes=[0]),
+    ]
+    shape = (columns, depth) if transposed else (depth, columns)
+    weights = _weights(w=shape, b=(columns,))
+    return make_model(nodes, {"x": (rows, depth)}, {"y": (1, columns)}, weights)
+
+
 def _linear() -> onnx.ModelProto:
     """The last layer of a classifier, whose kernel by TVM's rules does not compile."""
     nodes = [
@@ -191,6 +203,12 @@ SMALL: dict[str, Maker] = {
     "resize-pool": _resize,
     "softmax": lambda: _unary("Softmax", (64, 1000), axis=-1),
     "softmax-inner": _softmax_inner,
+    "tiles-16": lambda: _tiles(50, 33, 70),
+    "tiles-32": lambda: _tiles(301, 40, 500),
+    "tiles-64": lambda: _tiles(1001, 70, 1100),
+    "tiles-128": lambda: _tiles(1401, 24, 1500),
+    "tiles-convolution": lambda: _conv(24, 70, 56, 3, pads=[1, 1, 1, 1]),
+    "tiles-transposed": lambda: _tiles(301, 100, 520, transposed=1),
     "topk": _topk,
 }
 """Small models by name."""

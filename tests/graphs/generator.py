@@ -293,15 +293,17 @@ NEED_AXES = (transpose, with_constant, slice_, concat, gather, pad, reduce, norm
 
 
 @st.composite
-def graphs(draw: Callable[..., Any]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A valid model with up to three outputs, and inputs for it."""
+def graphs(
+    draw: Callable[..., Any], kinds: tuple[Callable[[Graph], None], ...] = KINDS, most: int = 8
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A valid model of at most ``most`` nodes with up to three outputs, and inputs for it."""
     random = np.random.RandomState(draw(st.integers(0, 2**16)))
     graph = Graph(draw, random)
     for index in range(draw(st.integers(1, 2))):
         shape = draw(st.one_of(_shapes(4, 4), _shapes(0, 3)))
         graph.items.append(Item(f"x{index}", shape, True))
     inputs = list(graph.items)
-    for kind in draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=8)):
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=most)):
         if kind not in NEED_AXES or any(item.shape for item in graph.items):
             kind(graph)
     outputs = [graph.items[-1]] if len(graph.items) > len(inputs) else inputs

@@ -1,10 +1,18 @@
 """Sizes computed inside a branch are constants when the branch is lowered."""
 
+import contextlib
+
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
+from hybridc.targets.protocol import Section
 from onnx import TensorProto, helper, numpy_helper
 
 from hybridc import onnx_backend
+from hybridc.errors import UnsupportedError
+from hybridc.lowering.lower import lower
+from hybridc.lowering.ops import default_table
 from tests.models import node, random
 
 
@@ -98,3 +106,35 @@ def test_constants_without_elements(kind):
     np.testing.assert_array_equal(y, x)
     assert z.shape == (0, 6)
     assert z.dtype == kind
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("ConstantOfShape", "size", "out")],
+        [node("Expand", "one size", "out")],
+        [node("Tile", "row size", "out")],
+        [node("Reshape", "x column", "c"), node("Mul", "c row", "out")],
+    ],
+    ids=["fill", "expand", "tile", "broadcast"],
+)
+def test_a_huge_constant_is_not_computed(nodes, monkeypatch):
+    """Evaluating it would take more memory than there is."""
+    seen = []
+    monkeypatch.setattr(onnx.reference.ReferenceEvaluator, "run", lambda *_: seen.append(nodes))
+    weights = {
+        "size": np.array([2**31, 2], np.int64),
+        "one": np.ones((1, 1), np.float32),
+        "row": np.ones((1, 2**15), np.float32),
+        "x": np.ones(2**15, np.float32),
+        "column": np.array([-1, 1], np.int64),
+    }
+    graph = branch("graph", nodes)
+    graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in weights.items())
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    inner = ir.from_proto(model).graph
+    section = Section(list(inner), [], list(inner.outputs), {"": 17})
+    with contextlib.suppress(UnsupportedError):
+        lower(section, default_table())
+    assert seen in ([], [nodes]), seen
+    assert not seen or nodes[0].op_type == "Reshape"

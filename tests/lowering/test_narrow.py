@@ -315,6 +315,29 @@ def test_a_whole_path_stays_narrow():
     np.testing.assert_array_equal(result, wanted.T * scale)
 
 
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("name", ["int4", "float8_e4m3fn"])
+def test_branches(name, flag):
+    """``If(flag): x else: y``, known at run time only."""
+    info, kind = helper.make_tensor_value_info, number_of(name)
+    branches = {
+        f"{key}_branch": helper.make_graph(
+            [helper.make_node("Identity", [source], [key])], key, [], [info(key, kind, (4,))]
+        )
+        for key, source in (("then", "x"), ("else", "y"))
+    }
+    graph = helper.make_graph(
+        [helper.make_node("If", ["flag"], ["z"], **branches)],
+        "choice",
+        [info("flag", TensorProto.BOOL, ()), info("x", kind, (4,)), info("y", kind, (4,))],
+        [info("z", kind, (4,))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    x, y = (whole(4, seed=seed, low=0, high=8).astype(dtype_of(name)) for seed in (0, 1))
+    (got,) = run_lowered(lower_model(model), [np.array(flag), x, y])
+    assert_identical(got, x if flag else y)
+
+
 def test_integers_that_are_no_numbers_yet():
     """A weight of int4 is stored as int8."""
     weight = whole(4, 8, low=-8, high=8).astype(ml_dtypes.int4)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from harness import Case, check, floats
 
@@ -20,6 +22,22 @@ BATCH = [
     batch((2, 4, 3), [1, 2, 3, 4], opset=7),
     batch((2, 4, 3, 2, 2), [1, 2, 3, 4], opset=14),
     batch((2, 4, 3), [1, 2, 3, 4], dtype="float64"),
+]
+
+TRAINING = [
+    replace(batch(shape, constants, {"training_mode": 1, **more}, opset, dtype), outputs=3)
+    for shape, constants, more, opset, dtype in (
+        ((2, 4, 5, 6), [], {}, 15, "float32"),
+        ((2, 4, 5, 6), [1, 2, 3, 4], {"momentum": 0.3, "epsilon": 0.1}, 14, "float32"),
+        ((3, 4), [], {}, 15, "float32"),
+        ((3, 4, 2, 3, 2), [1], {"momentum": 1.0}, 15, "float64"),
+        ((8, 4, 3), [], {}, 15, "float16"),
+    )
+]
+TRAINING = [
+    *(replace(case, reference=True) for case in TRAINING),
+    replace(batch((2, 4, 5), [], {"training_mode": 1}), reference=True),
+    replace(TRAINING[0], symbolic={0: {0: "n", 2: "h"}}),
 ]
 
 LAYERS = [
@@ -63,6 +81,6 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("case", [*BATCH, *LAYERS, *OTHERS], ids=str)
+@pytest.mark.parametrize("case", [*BATCH, *TRAINING, *LAYERS, *OTHERS], ids=str)
 def test_normalization(case):
     check(case)

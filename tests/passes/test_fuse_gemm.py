@@ -29,7 +29,9 @@ def check(model, expected, dims=(2, 3)):
 
 
 @pytest.mark.parametrize("summand", ["row", "rows", "column"])
-@pytest.mark.parametrize("product", [node("MatMul", "x w", "p"), node("Gemm", "x w", "p", alpha=2)])
+@pytest.mark.parametrize(
+    "product", [node("MatMul", "x w", "p"), node("Gemm", "x w", "p", alpha=2.0)]
+)
 def test_a_sum(product, summand):
     check(model_of([product, node("Add", f"{summand} p", "y")]), ["Gemm"])
 
@@ -43,8 +45,8 @@ def test_transposed_factors():
     nodes = [
         node("Transpose", "x", "xt"),
         node("Transpose", "xt", "xx", perm=[1, 0]),
-        node("Transpose", "t", "w"),
-        node("Gemm", "xx w", "y"),
+        node("Transpose", "t", "tt"),
+        node("Gemm", "xx tt", "y"),
     ]
     check(model_of(nodes), ["Transpose", "Gemm"])
 

@@ -72,8 +72,14 @@ FORMS = {
         "Gelu",
     ),
     "gelu by tanh, factored": (
-        ["p = Mul x x", "q = Mul p cubic", "b = Add q one", "c = Mul x outer"]
-        + ["d = Mul c b", *TANH[4:]],
+        [
+            "p = Mul x x",
+            "q = Mul p cubic",
+            "b = Add q one",
+            "c = Mul x outer",
+            "d = Mul c b",
+            *TANH[4:],
+        ],
         "Gelu",
     ),
     "silu": (["a = Sigmoid x", "y = Mul x a"], "QuickGelu"),

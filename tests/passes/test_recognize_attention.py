@@ -26,6 +26,7 @@ WEIGHTS = {
     "vector": random(KEYS, seed=9),
     "mask": random(BATCH, 1, QUERIES, KEYS, seed=1),
     "padding": random(BATCH, 1, 1, KEYS, seed=2),
+    "nothing": np.full((BATCH, 1, QUERIES, KEYS), -np.inf, "f"),
     "row": random(KEYS, seed=3),
     "large": random(BATCH, HEADS, QUERIES, 1, seed=4),
     "seen": random(1, 1, QUERIES, KEYS, seed=5) > 0,
@@ -85,7 +86,6 @@ def test_masks_that_choose(hidden, mask):
 
 
 def test_a_guard_against_hidden_rows_moves_behind():
-    WEIGHTS["nothing"] = np.full((BATCH, 1, QUERIES, KEYS), -np.inf, "f")
     nodes = [
         SCORES[0],
         node("Add", "s nothing", "t"),
@@ -126,16 +126,22 @@ def test_heads_split_off_by_reshapes_leave_no_transposes():
     assert_same_results(model, after, inputs)
 
 
+def through(line):
+    """Attention with another node between the scores and the softmax."""
+    return [SCORES[0], line, node("Softmax", "t", "p"), *VALUES]
+
+
 NOT_ATTENTION = {
     "softmax over queries": [SCORES[0], node("Softmax", "s", "p", axis=2), *VALUES],
-    "scale of a vector": [SCORES[0], node("Mul", "s vector", "t"), node("Softmax", "t", "p")]
-    + VALUES,
-    "slightly hidden": [SCORES[0], node("Where", "seen s slight", "t"), node("Softmax", "t", "p")]
-    + VALUES,
-    "scores read twice": [*SCORES, node("MatMul", "p v", "o"), node("ReduceSum", "s", "r")]
-    + [node("Add", "o r", "y")],
-    "reversed choice": [SCORES[0], node("Where", "seen infinite s", "t"), node("Softmax", "t", "p")]
-    + VALUES,
+    "scale of a vector": through(node("Mul", "s vector", "t")),
+    "slightly hidden": through(node("Where", "seen s slight", "t")),
+    "reversed choice": through(node("Where", "seen infinite s", "t")),
+    "scores read twice": [
+        *SCORES,
+        node("MatMul", "p v", "o"),
+        node("ReduceSum", "s", "r"),
+        node("Add", "o r", "y"),
+    ],
 }
 
 

@@ -193,6 +193,17 @@ def test_custom_operators(tmp_path):
     np.testing.assert_allclose(result, np.eye(3), atol=1e-6)
 
 
+def test_narrow_types_are_not_left_to_onnxruntime(tmp_path):
+    """It takes and gives no arrays of them; an error while running would come too late."""
+    x, y = (TENSOR(name, TensorProto.FLOAT8E4M3FN, (2, 2)) for name in "xy")
+    path = save(model_of([node("Relu", "x", "y", "relu")], [x], [y]), tmp_path / "m.onnx")
+    outcome = command("compile", path, "-o", tmp_path / "m.hyb")
+    assert outcome.code == 3
+    reason, native = outcome.complaint
+    assert "'x' is float8_e4m3fn" in reason
+    assert "Relu of float8_e4m3fn" in native
+
+
 def test_a_library_without_operators(tmp_path):
     path = save(branched_model(), tmp_path / "m.onnx")
     target = ("--target", f"onnxruntime:{path}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hybridc.targets.cuda.architectures import parse_gpu
@@ -43,6 +45,22 @@ def test_every_thread_comes_by_every_barrier(name):
     source = cuda_source(SMALL[name]())
     assert "__global__" in source
     assert list(divergent_barriers(source)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "lstm"])
+def test_a_thread_keeps_its_own_results_only(name):
+    """Also where they lie apart: a box around them would hold those of other threads."""
+    sizes = [
+        int(size) for size in re.findall(r"local_ptr\w*\[(\d+)\];", cuda_source(SMALL[name]()))
+    ]
+    assert max(sizes, default=0) <= 64
+
+
+@pytest.mark.parametrize("side", [16, 32, 64, 128])
+def test_tiles_of_every_size(side):
+    source = cuda_source(SMALL[f"tiles-{side}"]())
+    assert f"shared_ptr[{16 * side}];" in source
+    assert f"local_ptr[{(side // 16) ** 2}];" in source
 
 
 def test_a_barrier_in_a_branch_is_found():

@@ -53,6 +53,7 @@ FAMILIES = (
     "reduction",
     "sequence",
     "signal",
+    "training",
     "vision",
 )
 """Modules of this package that hold a family's ``OPERATORS``; imported when a table is made."""

@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 from tvm import relax, te, tirx
 
+from hybridc.bundle.dtypes import NARROW
 from hybridc.lowering.call import (
     Call,
     Invalid,
@@ -33,7 +34,7 @@ from hybridc.lowering.call import (
 from hybridc.lowering.checks import checked, require_element, require_equal
 from hybridc.lowering.ops.common import Own, compute, emit_kernel, same_dim, variables
 from hybridc.lowering.ops.run_time_loop import captured, emit_loop, told_by
-from hybridc.lowering.value import Constant, Dim, Expression, Integers, Value
+from hybridc.lowering.value import Constant, Dim, Expression, Integers, Narrow, Value
 
 Way: TypeAlias = Callable[[], Sequence[Value]]
 """Emits code and gives its results."""
@@ -70,11 +71,10 @@ def either(call: Call, ways: Mapping[bool, Way]) -> tuple[Value, ...]:
         RanksDiffer: The results of the two ways have different ranks.
     """
     scalar = call.emit(relax.op.reshape(call.tensor(0), ()))
-    bodies: dict[bool, relax.SeqExpr] = {}
-    shapes: dict[bool, list[tuple[Dim, ...]]] = {}
+    bodies: dict[bool, _Body] = {}
     for which, way in ways.items():
         try:
-            bodies[which], shapes[which] = _body(call, way)
+            bodies[which] = _body(call, way)
         except Invalid as reason:
             if which is False and True not in bodies:
                 raise
@@ -83,18 +83,20 @@ def either(call: Call, ways: Mapping[bool, Way]) -> tuple[Value, ...]:
         which, message = invalid
         require_element(call, scalar, not which, message)
         return tuple(ways[not which]())
-    pairs = list(zip(shapes[True], shapes[False], strict=True))
+    if bodies[True].types != bodies[False].types:
+        raise Unsupported("the branches' results have different types")
+    pairs = list(zip(bodies[True].shapes, bodies[False].shapes, strict=True))
     if any(len(left) != len(right) for left, right in pairs):
         raise RanksDiffer(call)
-    calls = [_branch_call(call, bodies[which]) for which in (True, False)]
+    calls = [_branch_call(call, bodies[which].code) for which in (True, False)]
     result = call.emit(relax.If(scalar, *calls))
-    known = set.intersection(*map(_sizes_outside, bodies.values()))
-    return tuple(
-        _with_shape(
-            call, result, index, [_common(*dims, known) for dims in zip(*pair, strict=True)]
-        )
-        for index, pair in enumerate(pairs)
-    )
+    known = set.intersection(*(_sizes_outside(body.code) for body in bodies.values()))
+    results = []
+    for index, (pair, dtype) in enumerate(zip(pairs, bodies[True].types, strict=True)):
+        shape = [_common(*dims, known) for dims in zip(*pair, strict=True)]
+        tensor = _with_shape(call, result, index, shape)
+        results.append(Narrow(tensor, dtype) if dtype in NARROW else tensor)
+    return tuple(results)
 
 
 def _sizes_outside(body: relax.SeqExpr) -> set[Any]:
@@ -119,16 +121,27 @@ def _known(condition: Value) -> bool | None:
     return None
 
 
-def _body(call: Call, way: Way) -> tuple[relax.SeqExpr, list[tuple[Dim, ...]]]:
-    """What a way emits, in a block of its own, with a tuple of its results; and their shapes."""
+@dataclass(frozen=True)
+class _Body:
+    """What a way emits, in a block of its own, with a tuple of its results."""
+
+    code: relax.SeqExpr
+    shapes: list[tuple[Dim, ...]]
+    types: list[str]
+
+
+def _body(call: Call, way: Way) -> _Body:
     builder = call.builder
     builder._begin_binding_block()
     try:
-        outputs = [call.materialize(value) for value in way()]
+        values = way()
+        types = [call.with_inputs([value]).dtype(0) for value in values]
+        outputs = [call.materialize(v.codes if isinstance(v, Narrow) else v) for v in values]
         result = call.emit(relax.Tuple(outputs))
     finally:
         block = builder._end_block()
-    return builder.normalize(relax.SeqExpr([block], result)), list(map(shape_of, outputs))
+    code = builder.normalize(relax.SeqExpr([block], result))
+    return _Body(code, list(map(shape_of, outputs)), types)
 
 
 def _branch_call(call: Call, body: relax.SeqExpr) -> relax.SeqExpr:
@@ -289,7 +302,30 @@ def _scan_of(call: Call) -> _Scan:
 
 def scan(call: Call) -> tuple[Value, ...]:
     """A loop over slices of its inputs, from opset 9 on."""
-    how = _scan_of(call)
+    return _scanned(call, _scan_of(call))
+
+
+def scan_of_batches(call: Call) -> tuple[Value, ...]:
+    """The same for each element of a batch, which is the first axis of everything (opset 8)."""
+    if call.has(0):
+        raise Unsupported("Scan with lengths of sequences, which only opset 8 has")
+    call = call.with_inputs(call.inputs[1:])
+    scans = int(call.attribute("num_scan_inputs"))
+    states = len(call.inputs) - scans
+    outputs = len(call.attribute("body").outputs) - states
+    ways = [bool(way) for way in call.attribute("directions") or [0] * scans]
+    how = _Scan(states, [0] * scans, ways, [0] * outputs, [False] * outputs)
+    batch = call.shape(states)[0]
+    if not isinstance(batch, int) or not 0 < batch <= MAX_UNROLLED:
+        raise Unsupported(f"Scan over a batch of {batch} at opset 8")
+    rows = [
+        _scanned(call.with_inputs([_slice(call, x, 0, i) for x in call.tensors()]), how)
+        for i in range(batch)
+    ]
+    return tuple(_stack(call, column, 0) for column in zip(*rows, strict=True))
+
+
+def _scanned(call: Call, how: _Scan) -> tuple[Value, ...]:
     length = call.shape(how.states)[how.axes[0]]
     for index, axis in enumerate(how.axes):
         require_equal(call, call.shape(how.states + index)[axis], length, "lengths of scan inputs")
@@ -371,5 +407,6 @@ def _slice(call: Call, source: Expression, axis: int, index: Dim) -> Expression:
 OPERATORS: tuple[Operator, ...] = (
     Operator("If", if_),
     Operator("Loop", loop),
+    Operator("Scan", scan_of_batches, since=8),
     Operator("Scan", scan, since=9),
 )

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 from tvm import tirx
 
 from hybridc.bundle.dtypes import NARROW, carried
@@ -58,10 +60,8 @@ MOVEMENT: dict[str, Sequence[int] | None] = {
 
 def known(name: str, array: np.ndarray[Any, Any]) -> Constant | Narrow:
     """An array as a constant, of bytes if its type is narrow."""
-    dtype = array.dtype.name
-    return (
-        Narrow(Constant(name, carried(array)), dtype) if dtype in NARROW else Constant(name, array)
-    )
+    dtype, constant = array.dtype.name, Constant(name, carried(array))
+    return Narrow(constant, dtype) if dtype in NARROW else constant
 
 
 def is_integer(dtype: str) -> bool:
@@ -71,8 +71,6 @@ def is_integer(dtype: str) -> bool:
 
 def type_name(data_type: int) -> str:
     """numpy's name of an ONNX element type given by number, narrow or not; refuses others."""
-    import onnx_ir as ir
-
     try:
         name = str(ir.DataType(data_type).numpy().name)
     except (TypeError, ValueError):
@@ -94,8 +92,6 @@ def decoded(call: Call, value: Value) -> Value:
 
 
 def _decode_array(codes: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    import ml_dtypes
-
     return np.asarray(codes.view(getattr(ml_dtypes, dtype)).astype(np.float32))
 
 
@@ -170,7 +166,7 @@ def convert(call: Call, converter: Converter) -> tuple[Value, ...]:
     if not narrow or operator in CONVERSIONS:
         results = converter(call)
     elif operator in DECODED and not call.node.domain:
-        numbers = [value and decoded(call, value) for value in call.inputs]
+        numbers = [None if value is None else decoded(call, value) for value in call.inputs]
         results = converter(call.with_inputs(numbers))
     elif operator in MOVEMENT and not call.node.domain:
         results = _moved(call, converter)
@@ -187,14 +183,13 @@ def _moved(call: Call, converter: Converter) -> tuple[Value, ...]:
     if places is None:
         places = range(len(call.inputs))
     moved = [call.value(place) for place in places if call.has(place)]
-    dtypes = {value.dtype if isinstance(value, Narrow) else "another type" for value in moved}
-    if len(dtypes) > 1:
-        raise Unsupported(f"{call.node.op_type} of {' and '.join(sorted(dtypes))}")
+    dtypes = sorted({v.dtype if isinstance(v, Narrow) else "another type" for v in moved})
+    if len(dtypes) > 1 or dtypes == ["another type"]:
+        raise Unsupported(f"{call.node.op_type} of {' and '.join(dtypes)}")
     codes = [v.codes if isinstance(v, Narrow) else v for v in call.inputs]
     results = converter(call.with_inputs(codes))
-    (dtype,) = dtypes
     many = results if isinstance(results, tuple) else (results,)
-    return tuple(Narrow(result, dtype) for result in many)
+    return tuple(Narrow(result, dtypes[0]) for result in many)
 
 
 def is_zero(call: Call, value: Value) -> bool:

@@ -87,6 +87,8 @@ def schedule_tiles(schedule: Schedule, limits: Limits) -> Schedule:
     left, right = _normalize(schedule, main, transposed)
     tile = _tile(schedule, main)
     schedule.pad_einsum(main, [1, tile, tile, DEPTH])
+    if tile > SIDE:
+        _by_thread(schedule, main, tile)
     step, thread = _bind(schedule, main, tile)
     result = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(result, thread, preserve_unit_loops=True)
@@ -232,12 +234,36 @@ def _tile(schedule: Schedule, main: Any) -> int:
     return TILES[-1]
 
 
+def _by_thread(schedule: Schedule, main: Any, tile: int) -> None:
+    """Split rows and columns into axes of their own: tile, number in the thread, thread.
+
+    A thread's results lie apart. Only with an axis for the thread does TVM see which they are.
+    """
+
+    def split(index: Any) -> list[Any]:
+        return [index // tile, index % tile // SIDE, index % SIDE]
+
+    def block(batch: Any, row: Any, column: Any, depth: Any) -> list[Any]:
+        return [batch, *split(row), *split(column), depth]
+
+    def results(batch: Any, row: Any, column: Any) -> list[Any]:
+        return [batch, *split(row), *split(column)]
+
+    for_block = tirx.IndexMap.from_func(block, ndim=4, index_dtype="int64")
+    schedule.transform_block_layout(main, for_block)
+    for_results = tirx.IndexMap.from_func(results, ndim=3, index_dtype="int64")
+    schedule.transform_layout(main, ("write", 0), for_results)
+
+
 def _bind(schedule: Schedule, main: Any, tile: int) -> tuple[Any, Any]:
     """Split and bind the loops; returns the loop over fetches and the innermost of the threads."""
-    batch, rows, columns, depth = schedule.get_loops(main)
-    each = tile // SIDE
-    row_block, row, row_thread = schedule.split(rows, [None, each, SIDE])
-    column_block, column, column_thread = schedule.split(columns, [None, each, SIDE])
+    loops = list(schedule.get_loops(main))
+    if tile == SIDE:
+        batch, rows, columns, depth = loops
+        row_block, row, row_thread = schedule.split(rows, [None, 1, SIDE])
+        column_block, column, column_thread = schedule.split(columns, [None, 1, SIDE])
+    else:
+        batch, row_block, row, row_thread, column_block, column, column_thread, depth = loops
     step, inner = schedule.split(depth, [None, DEPTH])
     grid = (batch, row_block, column_block)
     schedule.reorder(*grid, row_thread, column_thread, step, inner, row, column)

@@ -190,7 +190,11 @@ class _Accesses:
             (tirx.BufferStore, self._store),
             (_COMPARISONS, self._comparison),
         ]
-        result = tvm_ffi.structural_map(statement, rules)
+        try:
+            result = tvm_ffi.structural_map(statement, rules)
+        except RuntimeError as error:
+            # What a callback raises comes back as TVM's own error.
+            raise Misfit(str(error)) from error
         if self.channel in variables_of(result):
             raise Misfit("a value that depends on the channel's number")
         return result

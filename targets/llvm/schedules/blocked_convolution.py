@@ -49,6 +49,9 @@ from tvm.s_tir import Schedule
 CACHE_BYTES = 512 * 1024
 """What of the second-level cache one operand may fill."""
 
+PREFETCH_TILES = 8
+"""Tiles that use a panel of weights, up to which the next one is fetched ahead."""
+
 Finish = Callable[[Sequence[Any], Any, int], Any]
 """``(indices without the lane, accumulator, lanes)`` to the statement that stores a vector."""
 
@@ -192,6 +195,15 @@ def _loop(extent: Any, body: Callable[[Any], Any], name: str, start: Any = 0) ->
     return tirx.For(variable, first, count, tirx.ForKind.SERIAL, body(variable))
 
 
+def _prefetch(load: Any) -> Any:
+    """A statement that asks for a cache line to be brought into the second-level cache."""
+    read, second_level, data = (tirx.const(value, "int32") for value in (0, 2, 1))
+    call = tirx.op.call_intrin(
+        "void", "tirx.prefetch", tirx.address_of(load), read, second_level, data
+    )
+    return tirx.Evaluate(call)
+
+
 def _sequence(statements: Sequence[Any]) -> Any:
     return tirx.SeqStmt(list(statements)) if len(statements) > 1 else statements[0]
 
@@ -224,6 +236,17 @@ class _Emitter:
     def is_folded(self) -> bool:
         """Whether the plane is the image's, walked as one row."""
         return self.tiling.columns != self.geometry.columns
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether the next panel's weights are fetched while this panel's are used.
+
+        Where few tiles use a panel, its first use waits for memory otherwise. Fetching behind the
+        last panel does no harm.
+        """
+        tiles = -(-self.tiling.columns // self.tiling.tile_columns)
+        tiles *= -(-self.tiling.rows // self.tiling.tile_rows)
+        return tiles <= PREFETCH_TILES and not self._rows_outside()
 
     def nest(self) -> Any:
         """The whole loop nest: images, panels and rows outside, tiles inside."""
@@ -427,6 +450,11 @@ class _Emitter:
             )
             for v in range(g.vectors)
         ]
+        if self.prefetches:
+            panel, *rest = factor
+            for v in range(g.vectors):
+                at = tirx.BufferLoad(self.weight, [panel + 1, *rest, _int(v * g.lanes)])
+                statements.append(_prefetch(at))
         for y, x, row, column in self._places(tile, factor[2], factor[3]):
             at = [*source[:2], row, column, *source[2:]]
             scalar = self._bind(tirx.BufferLoad(self.data, at), statements)

@@ -207,7 +207,7 @@ def choose_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Tiling:
 def _tiles(geometry: Geometry, cpu: Cpu, rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """Sizes of register tiles that fit; several rows only where a tile spans whole rows."""
     taps = geometry.kernel_columns
-    limit = (cpu.vector_registers - 1) // geometry.vectors - 1
+    limit = max((cpu.vector_registers - 1) // geometry.vectors - 1, 1)
     if geometry.depthwise:
         limit = min(limit, 14)
     for width in range(1, min(columns, limit) + 1):
