@@ -31,6 +31,9 @@ from hybridc.passes.editor import (
 Rule = Callable[[Editor, ir.Node], "ir.Value | None"]
 
 _RESHAPES = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten"))
+_BROADCAST = 7
+"""Opset from which Add broadcasts as in numpy."""
+
 _SLICE_INPUTS = 10
 """Opset from which Slice takes its bounds as inputs."""
 
@@ -108,7 +111,8 @@ def _alone(_editor: Editor, node: ir.Node) -> ir.Value | None:
 
 def _sum(editor: Editor, node: ir.Node) -> ir.Value | None:
     """A sum as additions, from the left."""
-    if len(node.inputs) < 2 or None in node.inputs:
+    numpy_rule = editor.graph.opset_imports.get("", 0) >= _BROADCAST
+    if len(node.inputs) < 2 or None in node.inputs or not numpy_rule:
         return None
     total = node.inputs[0]
     for index, term in enumerate(node.inputs[1:], 2):

@@ -21,6 +21,10 @@ from hybridc.passes.editor import contents
 Array = np.ndarray[Any, Any]
 
 
+_FLOATS = frozenset((ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE))
+AFFINE = frozenset(("Add", "BatchNormalization", "Div", "Mul", "Sub"))
+"""Operators that can be an affine map per channel."""
+
 _ANCHORS = frozenset(("BatchNormalization", "Conv", "ConvTranspose", "Gemm"))
 
 
@@ -83,10 +87,7 @@ def _has_constant_weights(node: ir.Node) -> bool:
         return False
     if len(node.inputs) < 2:
         return False
-    weight = contents(node.inputs[1])
-    if weight is None or weight.dtype.kind != "f":
-        return False
-    if not _has_rank(node, weight.ndim):
+    if not is_float_constant(node.inputs[1]) or not _has_rank(node):
         return False
     if node.op_type == "Gemm" and node.attributes.get_float("beta", 1.0) != 1.0:
         return False
@@ -97,8 +98,19 @@ def _has_constant_weights(node: ir.Node) -> bool:
     return bias is None or (array is not None and array.shape == (_channels(node),))
 
 
-def _has_rank(node: ir.Node, rank: int) -> bool:
+def is_float_constant(value: ir.Value | None) -> bool:
+    """Whether a value is a constant of a type that numpy computes with; its data is not read."""
+    if value is None or value.const_value is None or value.is_graph_input():
+        return False
+    return value.const_value.dtype in _FLOATS
+
+
+def _has_rank(node: ir.Node) -> bool:
     """Whether weights have the rank that they must have."""
+    weight = node.inputs[1]
+    assert weight is not None
+    assert weight.const_value is not None
+    rank = len(weight.const_value.shape)
     exact = {"BatchNormalization": 1, "Gemm": 2}.get(node.op_type)
     return rank >= 2 if exact is None else rank == exact
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 from hybridc.passes.editor import Array, Editor, contents, dims_of, only_reader
-from hybridc.passes.fold_affine import Affine, affine_of
+from hybridc.passes.fold_affine import AFFINE, Affine, affine_of, is_float_constant
 
 
 class FoldAffineBefore(ir.passes.InPlacePass):
@@ -30,13 +30,16 @@ def _fold_producer(editor: Editor, node: ir.Node) -> bool:
     """Fold what computes the data of ``node`` into it, if only that reads it."""
     if node.domain or node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 2:
         return False
-    value, weight = node.inputs[0], contents(node.inputs[1])
+    value = node.inputs[0]
+    producer = None if value is None else value.producer()
+    if value is None or producer is None or producer.op_type not in AFFINE:
+        return False
+    if producer.graph is not node.graph or only_reader(value) is not node:
+        return False
+    weight = contents(node.inputs[1]) if is_float_constant(node.inputs[1]) else None
     old = contents(node.inputs[2]) if len(node.inputs) > 2 else None
     given = len(node.inputs) > 2 and node.inputs[2] is not None
-    if value is None or weight is None or weight.dtype.kind != "f" or (given and old is None):
-        return False
-    producer = value.producer()
-    if producer is None or producer.graph is not node.graph or only_reader(value) is not node:
+    if weight is None or (given and old is None):
         return False
     channels = _input_channels(node, weight)
     source, affine = (None, None) if channels is None else _source(producer, value, channels)

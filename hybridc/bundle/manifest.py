@@ -240,7 +240,7 @@ def from_json(text: bytes, where: str) -> Manifest:
             raise ValueError("its digest does not fit its contents")
         if _canonical({**body, "digest": digest}) != text:
             raise ValueError("its text was changed")
-        return typing.cast(Manifest, _build(Manifest, body, "manifest"))
+        return typing.cast(Manifest, build_record(Manifest, body, "manifest"))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BundleError(
             f"{where} is damaged: {error}; compile the model again or fetch the bundle anew"
@@ -260,8 +260,12 @@ def _check_schema(body: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _build(kind: Any, value: Any, path: str) -> Any:
-    """``value`` out of JSON as ``kind``, checked field by field."""
+def build_record(kind: Any, value: Any, path: str) -> Any:
+    """``value`` out of JSON as ``kind``, checked field by field; ``path`` is its name in errors.
+
+    Raises:
+        ValueError: Something in it is of the wrong type or missing.
+    """
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(kind, value, path)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -269,11 +273,15 @@ def _build(kind: Any, value: Any, path: str) -> Any:
         return _build_tuple(arguments, value, path)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         _expect(isinstance(value, dict), path, "an object")
-        return {key: _build(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+        return {
+            key: build_record(arguments[1], item, f"{path}.{key}") for key, item in value.items()
+        }
     allowed = arguments if origin in (typing.Union, types.UnionType) else (kind,)
+    if isinstance(value, dict) and dataclasses.is_dataclass(allowed[0]):
+        return _build_dataclass(allowed[0], value, path)
     if float in allowed and isinstance(value, int):
         value = float(value)
-    fits = isinstance(value, tuple(allowed)) and not isinstance(value, bool)
+    fits = isinstance(value, tuple(allowed)) and (bool in allowed or not isinstance(value, bool))
     _expect(fits, path, " or ".join(item.__name__ for item in allowed))
     return value
 
@@ -284,7 +292,7 @@ def _build_dataclass(kind: Any, value: Any, path: str) -> Any:
     known = {f.name for f in dataclasses.fields(kind)}
     return kind(
         **{
-            name: _build(hints[name], item, f"{path}.{name}")
+            name: build_record(hints[name], item, f"{path}.{name}")
             for name, item in value.items()
             if name in known
         }
@@ -294,10 +302,12 @@ def _build_dataclass(kind: Any, value: Any, path: str) -> Any:
 def _build_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     _expect(isinstance(value, list), path, "a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_build(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        return tuple(
+            build_record(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value)
+        )
     _expect(len(value) == len(arguments), path, f"a list of {len(arguments)}")
     pairs = zip(arguments, value, strict=True)
-    return tuple(_build(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(pairs))
+    return tuple(build_record(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(pairs))
 
 
 def _expect(condition: bool, path: str, what: str) -> None:

@@ -7,6 +7,7 @@ outputs, so that nothing but the loader is needed where it is checked.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import time
 from pathlib import Path
@@ -27,9 +28,20 @@ def build(name: str, folder: Path, target: str) -> None:
     onnx.save(model, path)
     options = Options(devices=parse_targets([target]), tolerance=1e-3)
     try:
-        compile_model(path, folder / f"{name}.hyb", options)
+        compile_model(path, folder / name, options)
     finally:
         path.unlink()
+
+
+def link_equal_files(folder: Path) -> None:
+    """Make files of equal contents one file, such as the runtime, which every bundle has."""
+    first: dict[str, Path] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        original = first.setdefault(digest, path)
+        if original is not path:
+            path.unlink()
+            path.hardlink_to(original)
 
 
 def main() -> int:
@@ -50,6 +62,7 @@ def main() -> int:
             failed += 1
             outcome = f"FAILED: {type(error).__name__} {str(error)[-300:]}"
         print(f"{name:28} {time.perf_counter() - start:6.1f} s  {outcome}", flush=True)
+    link_equal_files(arguments.folder)
     return failed
 
 

@@ -56,7 +56,7 @@ def main() -> int:
         line = check(path)
     except Exception as error:
         line = f"FAILED {type(error).__name__}: {' '.join(str(error).split())[:1500]}"
-    print(f"{path.stem:26} {line}", flush=True)
+    print(f"{path.name:26} {line}", flush=True)
     return int("ok " not in line)
 
 

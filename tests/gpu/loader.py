@@ -21,7 +21,7 @@ from hybridc.runtime.arrays import random_inputs
 
 def threads(folder: Path) -> str:
     """Four threads call one model at once, each with inputs of its own."""
-    with hybridc.load(folder / "branches.hyb") as model:
+    with hybridc.load(folder / "branches") as model:
         inputs = [random_inputs(model, seed) for seed in range(4)]
         expected = [model.run(arrays)["y"] for arrays in inputs]
         wrong: list[int] = []
@@ -45,9 +45,9 @@ def two_models(folder: Path) -> str:
     names = ("matmul", "softmax")
     alone = []
     for name in names:
-        with hybridc.load(folder / f"{name}.hyb") as model:
+        with hybridc.load(folder / name) as model:
             alone.append(model.run(random_inputs(model, 1))["y"])
-    with hybridc.load(folder / "matmul.hyb") as one, hybridc.load(folder / "softmax.hyb") as two:
+    with hybridc.load(folder / "matmul") as one, hybridc.load(folder / "softmax") as two:
         for _ in range(20):
             for model, expected in zip((one, two), alone, strict=True):
                 assert np.array_equal(model.run(random_inputs(model, 1))["y"], expected)
@@ -56,7 +56,7 @@ def two_models(folder: Path) -> str:
 
 def memory(folder: Path) -> str:
     """Calls and load/close cycles leave the memory of the GPU and of the process as it was."""
-    with hybridc.load(folder / "matmul.hyb") as model:
+    with hybridc.load(folder / "matmul") as model:
         inputs = random_inputs(model, 0)
         for _ in range(100):
             model.run(inputs)
@@ -66,7 +66,7 @@ def memory(folder: Path) -> str:
         after = _free(), _resident()
     cycles = []
     for _ in range(100):
-        with hybridc.load(folder / "matmul.hyb") as model:
+        with hybridc.load(folder / "matmul") as model:
             model.run(inputs)
         cycles.append((_free(), _resident()))
     calls = f"10000 calls: GPU {(before[0] - after[0]) >> 10} kB, host {after[1] - before[1]} kB"
@@ -85,7 +85,7 @@ def on_device(folder: Path) -> str:
         import torch
     except ImportError:
         return "skipped: no PyTorch"
-    with hybridc.load(folder / "matmul.hyb") as model:
+    with hybridc.load(folder / "matmul") as model:
         arrays = random_inputs(model, 3)
         expected = model.run(arrays)["y"]
         tensors = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
@@ -99,7 +99,7 @@ def refusals(folder: Path) -> str:
     """Wrong inputs are refused in words, and the model works on."""
     from hybridc.errors import UsageError
 
-    with hybridc.load(folder / "matmul.hyb") as model:
+    with hybridc.load(folder / "matmul") as model:
         try:
             model.run({"x": np.zeros((1, 2), "float32")})
         except UsageError as error:

@@ -15,12 +15,11 @@ mkdir -p "$folder"
 bundles=$(mktemp -d)
 trap 'rm -rf "$bundles"' EXIT
 "$python" -m tests.gpu.bundles "$bundles" "$@" --target "${TARGET:-cuda:sm_80,sm_90}" || true
-# The bundles repeat the runtime; one archive with a large window holds it once.
-tar -C "$bundles" --sort=name --mtime=@0 -cf - . | xz -T0 -6 --lzma2=dict=128MiB \
-    > "$folder/bundles.tar.xz"
+tar -C "$bundles" --sort=name --mtime=@0 -czf "$folder/bundles.tar.gz" .
 rm -rf "$folder/site"
-"$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$bundles/wheel" .
-"$python" -m pip install --quiet --no-compile --target "$folder/site" --no-deps "$bundles"/wheel/*.whl
+"$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$folder/wheel" .
+"$python" -m pip install --quiet --no-compile --target "$folder/site" --no-deps "$folder"/wheel/*.whl
+rm -rf "$folder/wheel"
 "$python" -m pip install --quiet --no-compile --target "$folder/site" --no-deps \
     --only-binary=:all: --python-version "$version" --implementation cp \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \

@@ -47,14 +47,14 @@ def run(script: object, *arguments: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_kind_of_kernel(folder: Path, name: str) -> None:
-    run(check, str(folder / f"{name}.hyb"))
+    run(check, str(folder / name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LIGHT)
 def test_a_classic_topology(tmp_path: Path, name: str) -> None:
     build(name, tmp_path, "cuda")
-    run(check, str(tmp_path / f"{name}.hyb"))
+    run(check, str(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", [function.__name__ for function in loader.CHECKS])

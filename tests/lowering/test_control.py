@@ -165,3 +165,23 @@ def test_scan_of_run_time_length(tmp_path, attributes, shape):
         for length in lengths:
             x = random(*[length if dim == "n" else dim for dim in dims])
             assert_right(model, loaded, start=random(4, seed=1), x=x)
+
+
+@pytest.mark.parametrize("directions", [[0, 0], [0, 1], [1, 1]])
+@pytest.mark.parametrize(("batch", "length"), [(1, 3), (3, 5), (2, 300)])
+def test_scan_of_batches(tmp_path, directions, batch, length):
+    """Opset 8: each element of a batch is scanned on its own."""
+    nodes = [node("Add", "s a", "t"), node("Mul", "t b", "row"), node("Tanh", "row", "s2")]
+    names = ("s", "a", "b", "s2", "row")
+    values = {name: value(name, [4]) for name in names}
+    inputs = [values[name] for name in ("s", "a", "b")]
+    body = helper.make_graph(nodes, "body", inputs, [values["s2"], values["row"]])
+    scan = node(
+        "Scan", "- start x w", "y r", "scan", body=body, num_scan_inputs=2, directions=directions
+    )
+    dims = (batch, length, 4)
+    outputs = {"y": (batch, 4), "r": dims}
+    model = make_model([scan], {"start": (batch, 4), "x": dims, "w": dims}, outputs, opset=8)
+    with compiled(model, tmp_path) as loaded:
+        given = {"x": random(*dims), "w": random(*dims, seed=1)}
+        assert_right(model, loaded, start=random(batch, 4, seed=2), **given)

@@ -54,3 +54,22 @@ def test_attributes_that_are_left_out_have_their_defaults(attributes):
     after = apply(ExpandFunctions(lowers_all_but("MeanVarianceNormalization")), model)
     assert "MeanVarianceNormalization" not in operators(after)
     assert_same_results(model, after, {"x": random(1, 2, 4, 4)})
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("names", ["q k v - pk pv", "q k v mask pk pv", "q k v"])
+def test_inputs_that_are_left_out(names, causal):
+    """Its body depends on the types of the inputs, those left out too."""
+    sizes = {"q": 3, "k": 3, "v": 3, "pk": 2, "pv": 2}
+    dims = {name: (2, 4, size, 8) for name, size in sizes.items()}
+    dims["mask"] = (3, 5)
+    dims = {name: dims[name] for name in names.split() if name != "-"}
+    results = {"y": (2, 4, 3, 8)}
+    if "pk" in dims:
+        results |= {"k2": (2, 4, 5, 8), "v2": (2, 4, 5, 8)}
+    nodes = [node("Attention", names, " ".join(results), "attention", is_causal=causal)]
+    model = infer_shapes(make_model(nodes, dims, results, opset=23))
+    after = apply(ExpandFunctions(lowers_all_but("Attention")), model)
+    assert "Attention" not in operators(after)
+    inputs = {name: random(*shape, seed=i) for i, (name, shape) in enumerate(dims.items())}
+    assert_same_results(model, after, inputs)

@@ -38,7 +38,7 @@ LEFT = {
 
 
 def optimized(name):
-    """A model behind all passes, its feeds, and the time that each optimization takes."""
+    """A model behind all passes."""
     source = read_model(model_path(name))
     specialize(source.model, parse_shapes(shapes_of(name)))
     model, notes = run_passes(source.model, default_table().lowers)

@@ -322,7 +322,21 @@ def scan_of_batches(call: Call) -> tuple[Value, ...]:
         _scanned(call.with_inputs([_slice(call, x, 0, i) for x in call.tensors()]), how)
         for i in range(batch)
     ]
-    return tuple(_stack(call, column, 0) for column in zip(*rows, strict=True))
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    lengths = [None] * states + [call.shape(states)[1]] * outputs
+    for column, length in zip(columns, lengths, strict=True):
+        if length is not None:
+            column[:] = [_of_length(call, call.materialize(item), length) for item in column]
+    return tuple(_stack(call, column, 0) for column in columns)
+
+
+def _of_length(call: Call, rows: Expression, length: Dim) -> Expression:
+    """Rows whose number is known to whoever reads them, which a loop's own result does not say."""
+    first, *rest = shape_of(rows)
+    if same_dim(first, length):
+        return rows
+    kind = relax.TensorType([as_expression(length), *rest], dtype_of(rows))
+    return call.builder.match_cast(rows, kind)
 
 
 def _scanned(call: Call, how: _Scan) -> tuple[Value, ...]:

@@ -114,7 +114,8 @@ def split_loops(schedule: Schedule, block: Any, strict: bool = True) -> tuple[li
     for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         kinds[value] = axis.iter_type
     loops = list(schedule.get_loops(block))
-    spatial, reduced = [], []
+    spatial: list[Any] = []
+    reduced: list[Any] = []
     for loop in loops:
         kind = kinds.get(schedule.get(loop).loop_var)
         if kind is None and strict:

@@ -219,8 +219,8 @@ def _classify(node: Any, positions: Sequence[Sequence[int]]) -> _Axes:
         else:
             groups.setdefault(owners if extents[axis] > 1 else (True, True), []).append(axis)
     sides = [tuple(groups.get(key, ())) for key in ((True, False), (False, True))]
-    sides.sort(key=lambda side: max(side, default=-1))
-    axes = _Axes(extents, tuple(groups.get((True, True), ())), *sides, tuple(reduced))
+    left, right = sorted(sides, key=lambda side: max(side, default=-1))
+    axes = _Axes(extents, tuple(groups.get((True, True), ())), left, right, tuple(reduced))
     if min(axes.size(axes.left), axes.size(axes.right), axes.size(axes.reduced)) < MIN_EXTENT:
         raise Misfit("too little to share")
     return axes

@@ -49,7 +49,7 @@ from tvm.s_tir import Schedule
 CACHE_BYTES = 512 * 1024
 """What of the second-level cache one operand may fill."""
 
-PREFETCH_TILES = 8
+PREFETCH_TILES = 32
 """Tiles that use a panel of weights, up to which the next one is fetched ahead."""
 
 Finish = Callable[[Sequence[Any], Any, int], Any]

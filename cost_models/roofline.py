@@ -1,0 +1,110 @@
+"""Rooflines: a group takes as long as its computing or its memory does, whichever is longer.
+
+                 sum over nodes of     operations
+                                   ------------------      bytes in and out
+    seconds = launch + max (       peak x efficiency   ,  ------------------ )
+                                                          bandwidth x share
+
+The bandwidth is that of the fastest memory that holds the group's tensors and weights. A group is
+one kernel, so what passes between its nodes moves no bytes.
+
+The efficiencies below are for a data sheet's peaks. They were chosen so that hand-scheduled kernels
+of common networks come out right within a factor of two, which is what the confidence says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hybridc.cost_models.cost import CALIBRATED, DATA_SHEET, Cost
+from hybridc.cost_models.device import DeviceProfile
+from hybridc.cost_models.group_work import GroupWork
+from hybridc.cost_models.operators import (
+    CONVOLUTION,
+    DEPTHWISE,
+    ELEMENTWISE,
+    MOVEMENT,
+    OTHER,
+    PRODUCT,
+    RECURRENT,
+    REDUCTION,
+)
+
+EFFICIENCY: Mapping[str, float] = {
+    CONVOLUTION: 0.6,  # blocked and register-tiled; edges and remainders cost the rest
+    PRODUCT: 0.6,  # as convolutions; few rows are bound by memory, which the roof covers
+    DEPTHWISE: 0.15,  # few operations for each load, so that registers are filled half
+    RECURRENT: 0.15,  # a product of one row for each step, and steps wait for each other
+    REDUCTION: 0.1,  # a chain of additions, and exponentials in a softmax
+    ELEMENTWISE: 0.1,  # divisions and exponentials count as one operation and take ten
+    MOVEMENT: 0.1,  # index arithmetic; memory is the roof nearly always
+    OTHER: 0.05,  # sorting, selecting, searching
+}
+"""Share of the peak that a class of operators reaches."""
+
+BANDWIDTH_SHARE = 0.7
+"""Share of a memory's bandwidth that a kernel reaches."""
+
+VIEW_SECONDS = 2e-7
+"""A change of shape: one step of TVM's virtual machine and no kernel."""
+
+DATA_SHEET_CONFIDENCE = 0.5
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A roofline out of a profile's own figures."""
+
+    def estimate(self, group: GroupWork, device: DeviceProfile) -> Cost | None:
+        """Cost of a group; ``None`` if a size is not known."""
+        if group.is_view:
+            return Cost(VIEW_SECONDS, group.bytes, DATA_SHEET, DATA_SHEET_CONFIDENCE)
+        if not group.is_known:
+            return None
+        efficiency = {**EFFICIENCY, **device.efficiency}
+        times = ideal_seconds(group, device)
+        computing = sum(seconds / efficiency[kind] for kind, seconds in times.items())
+        bandwidth = device.level(group.bytes).bytes_per_second * BANDWIDTH_SHARE
+        seconds = device.launch_seconds + max(computing, group.bytes / bandwidth)
+        return Cost(seconds, group.bytes, DATA_SHEET, DATA_SHEET_CONFIDENCE)
+
+
+@dataclass(frozen=True)
+class CalibratedRoofline:
+    """A roofline fitted to measurements; see :mod:`hybridc.cost_models.calibrate`.
+
+    Computing and moving are added in it, which is what a fit can find out.
+
+    Attributes:
+        factors: How many times longer than at the peak a class of operators takes; only classes
+            that were measured.
+        moving: How many times longer than at full bandwidth tensors take.
+        launch_seconds: Time that every kernel takes at least.
+        error: Median relative error on groups that were left out of the fit.
+    """
+
+    factors: Mapping[str, float]
+    moving: float
+    launch_seconds: float
+    error: float
+
+    def estimate(self, group: GroupWork, device: DeviceProfile) -> Cost | None:
+        """Cost of a group; ``None`` if a size is not known or an operator was never measured."""
+        times = ideal_seconds(group, device)
+        if group.is_view or not group.is_known or not set(times) <= set(self.factors):
+            return None
+        moving = self.moving * group.bytes / device.level(group.bytes).bytes_per_second
+        computing = sum(self.factors[kind] * seconds for kind, seconds in times.items())
+        seconds = self.launch_seconds + computing + moving
+        return Cost(seconds, group.bytes, CALIBRATED, max(0.0, 1 - self.error))
+
+
+def ideal_seconds(group: GroupWork, device: DeviceProfile) -> dict[str, float]:
+    """Seconds at the device's peaks by class of operators, without classes that compute nothing."""
+    times: dict[str, float] = {}
+    for node in group.nodes:
+        if node.operations > 0:
+            share = node.operations / device.peak(node.dtype)
+            times[node.kind] = times.get(node.kind, 0.0) + share
+    return times
