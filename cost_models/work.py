@@ -40,7 +40,9 @@ def count_work(node: ir.Node) -> Work | None:
 
 
 def _is_known(value: ir.Value) -> bool:
-    return value.shape is not None and value.dtype is not None and value.shape.is_static()
+    if value.dtype is None or value.dtype == ir.DataType.STRING:  # strings have no size
+        return False
+    return value.shape is not None and value.shape.is_static()
 
 
 def _dims(value: ir.Value | None) -> tuple[int, ...]:

@@ -26,12 +26,19 @@ from hybridc.bundle.write import check_destination, publish, storage_error
 from hybridc.errors import AccuracyError, BundleError, InternalError
 from hybridc.frontend.bind import bind_inputs
 from hybridc.frontend.read import Source, read_model
-from hybridc.frontend.shapes import Request, model_inputs, specialize
+from hybridc.frontend.shapes import Range, model_inputs, specialize
+from hybridc.frontend.shapes import Request as ShapeRequest
 from hybridc.lowering.ops import default_table
 from hybridc.packaging import Built, BuiltPart, WeightPool, describe, part_files, write_bundle
 from hybridc.passes.pipeline import run_passes
+from hybridc.placement.decide import Request
+from hybridc.placement.describe import Origin, describe_plan
 from hybridc.placement.fallback import Placed, place_and_lower
-from hybridc.placement.pin import Pin
+from hybridc.placement.hardware import Hardware
+from hybridc.placement.plan_file import PlanFile
+from hybridc.placement.problem import LATENCY
+from hybridc.placement.rules import Rules, RuleTexts
+from hybridc.placement.solvers.choose import DEFAULT_SECONDS
 from hybridc.reference import Sample, run_reference
 from hybridc.runtime.arrays import make_inputs, read_arrays
 from hybridc.runtime.loader import Model
@@ -52,7 +59,13 @@ class Options:
         devices: Devices that parts can be placed on; the first is the default.
         shapes: Dimensions by name of an input or of a dynamic dimension.
         bindings: Values of inputs that are always the same.
-        pins: Nodes placed by hand.
+        rules: What the placement must keep to.
+        hardware: Costs of the devices; without them nodes go to the first device that can run them.
+        objective: What the placement minimizes.
+        solve_seconds: Time for the placement's solver.
+        fixed: Device of each node by name, out of an edited plan.
+        texts: The options ``--shape`` and ``--bind`` as they were given, for the plan.
+        rule_texts: The rules as they were given, for the plan.
         samples: Files with inputs for the check; seeded inputs are made if there are none.
         tolerance: Largest error relative to an output's scale.
         fallback: Whether ONNX Runtime may run what no device's target compiles.
@@ -62,9 +75,15 @@ class Options:
     """
 
     devices: tuple[Device, ...]
-    shapes: Mapping[str, tuple[Request, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[ShapeRequest, ...]] = field(default_factory=dict)
     bindings: Mapping[str, Array] = field(default_factory=dict)
-    pins: tuple[Pin, ...] = ()
+    rules: Rules = field(default_factory=Rules)
+    hardware: Hardware | None = None
+    objective: str = LATENCY
+    solve_seconds: float = DEFAULT_SECONDS
+    fixed: Mapping[str, str] | None = None
+    texts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    rule_texts: RuleTexts = field(default_factory=RuleTexts)
     samples: tuple[Path, ...] = ()
     tolerance: float = DEFAULT_TOLERANCE
     fallback: bool = True
@@ -124,17 +143,7 @@ def build(
 
     The source's model is changed.
     """
-    bound = bind_inputs(source.model, options.bindings)
-    dimensions = specialize(source.model, options.shapes)
-    progress(f"[2/6] simplifying {len(source.model.graph)} nodes")
-    table = default_table()
-    model, notes = run_passes(source.model, table.lowers, options.isolate)
-    progress(f"[3/6] placing {len(model.graph)} nodes")
-    placed = place_and_lower(
-        model.graph, options.devices, options.pins, options.fallback, dimensions
-    )
-    if placed.refusals:
-        progress(f"      {len(placed.refusals)} of them are left to ONNX Runtime")
+    model, placed, plan, prepared = plan_model(source, options, progress)
     parts = placed.plan.parts
     progress(f"[4/6] building {len(parts)} part{'s' * (len(parts) != 1)}")
     pool = WeightPool()
@@ -149,11 +158,53 @@ def build(
         built_parts,
         pool.arrays,
         specs,
-        bound,
-        dimensions,
+        prepared.bound,
+        prepared.dimensions,
         options.tolerance,
+        plan,
     )
-    return built, tuple(notes)
+    return built, prepared.notes
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was found out about a model before it was placed.
+
+    Attributes:
+        bound: Values of inputs that were bound.
+        dimensions: Range of each dynamic dimension.
+        notes: A line for each pass that was left out.
+    """
+
+    bound: Mapping[str, Array]
+    dimensions: Mapping[str, Range]
+    notes: tuple[str, ...]
+
+
+def plan_model(
+    source: Source, options: Options, progress: Progress = lambda _line: None
+) -> tuple[ir.Model, Placed, PlanFile, Prepared]:
+    """Simplify and place a model, without building code. The source's model is changed."""
+    bound = bind_inputs(source.model, options.bindings)
+    dimensions = specialize(source.model, options.shapes)
+    progress(f"[2/6] simplifying {len(source.model.graph)} nodes")
+    model, notes = run_passes(source.model, default_table().lowers, options.isolate)
+    progress(f"[3/6] placing {len(model.graph)} nodes")
+    request = Request(
+        options.devices,
+        options.rules,
+        options.hardware,
+        options.objective,
+        options.solve_seconds,
+        {name: size.high for name, size in dimensions.items()},
+        options.fixed,
+    )
+    placed = place_and_lower(model.graph, request, options.fallback, dimensions)
+    if placed.refusals:
+        progress(f"      {len(placed.refusals)} of them are left to ONNX Runtime")
+    origin = Origin(source.path.name, source.sha256, *options.texts, options.rule_texts)
+    plan = describe_plan(placed.decision, request, origin)
+    return model, placed, plan, Prepared(bound, dimensions, tuple(notes))
 
 
 def _build_parts(placed: Placed, pool: WeightPool) -> Iterator[BuiltPart]:

@@ -70,7 +70,7 @@ class CompiledModel(BackendRep):  # type: ignore[misc]
         )
         try:
             built, _notes = build(source_of(self._proto), options)
-        except UnsupportedError as refusal:
+        except UnsupportedError:
             if self._binds or not any(map(_may_be_bound, self._inputs)):
                 raise
             self._binds = True
@@ -134,7 +134,7 @@ def _may_be_size(array: Any) -> bool:
 
 def _may_be_bound(value: ir.Value) -> bool:
     """Whether an input's values may decide whether a model compiles: sizes, axes, conditions."""
-    return value.dtype is not None and value.dtype.is_integer() or value.dtype == ir.DataType.BOOL
+    return (value.dtype is not None and value.dtype.is_integer()) or value.dtype == ir.DataType.BOOL
 
 
 def _plain(value: Any) -> Any:

@@ -30,6 +30,7 @@ from hybridc.frontend.read import Source
 from hybridc.frontend.shapes import Range, model_inputs
 from hybridc.placement.fallback import Placed
 from hybridc.placement.plan import Part, Plan, value_bytes
+from hybridc.placement.plan_file import PLAN, PlanFile, plan_to_json
 from hybridc.reference import Sample
 from hybridc.targets.protocol import Artifact, Device
 from hybridc.targets.registry import find_target
@@ -60,6 +61,7 @@ class Built:
         bound: Values of inputs that were bound at compile time.
         dimensions: Range of each dynamic dimension.
         tolerance: Largest error relative to an output's scale.
+        plan: Where the groups run and why.
     """
 
     source: Source
@@ -71,6 +73,7 @@ class Built:
     bound: Mapping[str, Array]
     dimensions: Mapping[str, Range]
     tolerance: float
+    plan: PlanFile
 
 
 @dataclass
@@ -185,6 +188,8 @@ def write_bundle(
     for name, data in part_files(built, manifest).items():
         writer.put(name, [data])
     writer.put(WEIGHTS, encode(built.weights))
+    plan = dataclasses.replace(built.plan, bindings=())  # they may name files of this machine
+    writer.put(PLAN, [plan_to_json(plan).encode()])
     _write_runtime(writer, manifest, built.placed.plan)
     for name in ("LICENSE", "NOTICE"):
         writer.put(name, [_license_text(name)])

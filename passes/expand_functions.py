@@ -107,7 +107,7 @@ def _body(node: ir.Node, schema: onnx.defs.OpSchema) -> bytes:
     ]
     serialized = [kind.SerializeToString() for kind in types]
     node_proto = ir.serde.serialize_node(node).SerializeToString()
-    return schema.get_context_dependent_function(node_proto, serialized)
+    return bytes(schema.get_context_dependent_function(node_proto, serialized))
 
 
 def _type(value: ir.Value) -> onnx.TypeProto:

@@ -18,7 +18,7 @@ from hybridc.targets.registry import parse_targets
 from hybridc.cli.main import main
 from hybridc.compiler import Options, Report, compile_model
 from hybridc.frontend.shapes import parse_shapes
-from hybridc.placement.pin import parse_pins
+from hybridc.placement.rules import RuleTexts, parse_rules
 from tests.models import save
 
 _PROGRESS = re.compile(r"\[\d/\d\] ")
@@ -87,7 +87,7 @@ def make_options(
     return Options(
         devices=devices,
         shapes=parse_shapes(shapes),
-        pins=parse_pins(pins, [device.name for device in devices]),
+        rules=parse_rules(RuleTexts(pin=pins), [device.name for device in devices]),
         **{"verify": False, **options},
     )
 

@@ -23,5 +23,5 @@ def unpack_strings(packed: Array) -> Array:
     """What :func:`pack_strings` was given, as an array of ``str`` objects."""
     width = packed.shape[-1]
     flat = np.ascontiguousarray(packed).reshape(-1).view(f"S{width}")
-    texts: Array = np.char.decode(flat, "utf-8").astype(object)
-    return texts.reshape(packed.shape[:-1])
+    texts: Array = np.char.decode(flat, "utf-8").astype(object).reshape(packed.shape[:-1])
+    return texts

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hybridc.cli.output import format_option, show, size, table
+from hybridc.cli.placing import (
+    Asked,
+    compile_options,
+    cost_options,
+    model_options,
+    read_plan,
+    rule_options,
+)
 
 if TYPE_CHECKING:
     from hybridc.compiler import Report
@@ -24,40 +32,16 @@ if TYPE_CHECKING:
     metavar="BUNDLE",
     help="Where to write: a folder, or one file if the name ends in .hyb.",
 )
+@model_options
+@rule_options
+@cost_options
 @click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    default=("llvm",),
-    show_default=True,
-    metavar="[NAME=]KIND[:WHAT]",
-    help="A device to compile for, such as llvm, llvm:x86-64-v3, llvm:znver3, llvm:aarch64. "
-    "Repeatable; devices are called llvm:0, llvm:1, ... unless named, and what is not pinned "
-    "goes to the first.",
-)
-@click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="NAME=DIMENSIONS",
-    help="Dimensions of an input (x=1x3x224x224) or of a named dynamic dimension (batch=1 or "
-    "batch=1..8). Repeatable.",
-)
-@click.option(
-    "--bind",
-    "bindings",
-    multiple=True,
-    metavar="INPUT=VALUE",
-    help="Bind an input to a value that never changes (sr=16000, axes=[0,1], or table=@FILE.npy); "
-    "the bundle has it no more. Repeatable.",
-)
-@click.option(
-    "--pin",
-    "pins",
-    multiple=True,
-    metavar="NODE=DEVICE",
-    help="Place a node, named by itself or by a value it computes, on a device. * and ? match "
-    "several. Repeatable.",
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Place the nodes as this plan does, which hybridc plan wrote and you may have edited. "
+    "Targets, shapes, bindings and rules that are not given are the plan's.",
 )
 @click.option(
     "--sample",
@@ -85,15 +69,13 @@ if TYPE_CHECKING:
 def command(
     model: Path,
     output: Path,
-    targets: tuple[str, ...],
-    shapes: tuple[str, ...],
-    bindings: tuple[str, ...],
-    pins: tuple[str, ...],
+    plan_file: Path | None,
     samples: tuple[Path, ...],
     tolerance: float,
     no_fallback: bool,
     no_verify: bool,
     format_: str,
+    **values: Any,
 ) -> None:
     """Compile the ONNX file MODEL to a bundle.
 
@@ -107,17 +89,10 @@ def command(
       hybridc compile model.onnx -o model.hyb --target llvm:0 --target llvm:1 --pin 'head*=llvm:1'
     """
     from hybridc.compiler import Options, compile_model
-    from hybridc.frontend.bind import parse_bindings
-    from hybridc.frontend.shapes import parse_shapes
-    from hybridc.placement.pin import parse_pins
-    from hybridc.targets.registry import parse_targets
 
-    devices = parse_targets(targets)
+    plan = read_plan(plan_file) if plan_file is not None else None
     options = Options(
-        devices=devices,
-        shapes=parse_shapes(shapes),
-        bindings=parse_bindings(bindings),
-        pins=parse_pins(pins, [device.name for device in devices]),
+        **compile_options(Asked(values, plan)),
         samples=samples,
         tolerance=tolerance,
         fallback=not no_fallback,

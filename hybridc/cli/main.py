@@ -16,14 +16,16 @@ from hybridc.errors import HybridcError, InternalError
 VERBS = {
     "compile": "Compile an ONNX model to a bundle.",
     "doctor": "Show what this machine can build for and run on.",
+    "explain": "Say why each node of a plan or bundle is where it is.",
     "inspect": "Show what a model or a bundle holds.",
+    "plan": "Place a model on devices by cost, without compiling it.",
     "run": "Run a bundle on inputs from a file, or on random ones.",
     "verify": "Check a bundle's files and its results on the stored samples.",
 }
 """Verbs with their one line in ``hybridc --help``, so that help imports none of them."""
 
 _EXTRA_OF = dict.fromkeys(
-    "tvm onnx onnx_ir onnxruntime onnxsim networkx ml_dtypes google".split(), "compiler"
+    "tvm onnx onnx_ir onnxruntime onnxsim highspy networkx ml_dtypes google".split(), "compiler"
 )
 """Which extra brings a package that is missing."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -122,7 +123,7 @@ def _attribute_faults(attribute: AttributeProto, depth: int) -> Iterator[str]:
 def _type_faults(name: str, kind: onnx.TypeProto) -> Iterator[str]:
     """Element types that ONNX does not have."""
     field = kind.WhichOneof("value")
-    inner = getattr(kind, field) if field else None
+    inner: Any = getattr(kind, field) if field else None
     if field in ("tensor_type", "sparse_tensor_type"):
         if not _is_element_type(inner.elem_type):
             yield f"value {_short(name)!r} has the unknown element type {inner.elem_type}"

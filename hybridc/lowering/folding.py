@@ -7,6 +7,7 @@ with ONNX's own evaluator, for the operators that such computations are made of.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def _evaluate(
     return [np.asarray(result) for result in results]
 
 
-def _may_be_large(model: onnx.ModelProto, feeds: dict[str, np.ndarray[Any, Any]]) -> bool:
+def _may_be_large(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> bool:
     """Whether evaluating the model's node could give far more elements than are wanted."""
     known = onnx.ModelProto()
     known.CopyFrom(model)

@@ -1,12 +1,16 @@
 """Nodes that their device's target cannot compile, and the device that runs them instead.
 
-Only lowering knows what can be compiled. So the parts are lowered, and what is refused moves to
-the fallback device, which cuts the graph anew, until nothing is refused any more. Each turn moves
-at least one node, and most models need one turn.
+Only lowering knows what can be compiled. So the parts are lowered, and a device that refuses a node
+is no longer a choice for it: the placement is decided anew, until nothing is refused any more. What
+all devices refuse, the fallback device runs. Each turn rules out at least one device for one node,
+and most models need one turn.
 
-    place --> cut into parts --> lower each --> refused? -- no --> done
-      ^                                            | yes
-      +---- these nodes on the fallback device <---+
+    decide --> cut into parts --> lower each --> refused? -- no --> done
+      ^                                             | yes
+      +------ not this device for these nodes <-----+
+
+Where costs decide, every target is first shown the whole model. Otherwise each turn could move
+other nodes onto a device that refuses them too.
 """
 
 from __future__ import annotations
@@ -20,13 +24,16 @@ import onnx_ir as ir
 
 from hybridc.errors import UnsupportedError
 from hybridc.frontend.shapes import Range
+from hybridc.placement.decide import Decision, Request, decide
 from hybridc.placement.group import is_numeric, read_values
-from hybridc.placement.pin import Pin, matches
 from hybridc.placement.plan import Part, Plan, make_plan
+from hybridc.placement.rules import Rules
 from hybridc.targets.protocol import Device, Lowered, ResultType, Section
 from hybridc.targets.registry import find_target
 
 DEFAULT_FALLBACK = Device("onnxruntime:0", "onnxruntime")
+
+_Refused = dict[ir.Node, dict[Device, str]]
 
 
 @dataclass(frozen=True)
@@ -37,47 +44,93 @@ class Placed:
         plan: The parts.
         lowered: Each part in its target's own form.
         refusals: Why nodes are on the fallback device, by node.
+        decision: What the plan rests on.
     """
 
     plan: Plan
     lowered: tuple[Lowered, ...]
     refusals: Mapping[ir.Node, str]
+    decision: Decision
 
 
 def place_and_lower(
-    graph: ir.Graph,
-    devices: Sequence[Device],
-    pins: Sequence[Pin],
-    fallback: bool,
-    ranges: Mapping[str, Range],
+    graph: ir.Graph, request: Request, fallback: bool, ranges: Mapping[str, Range]
 ) -> Placed:
     """Place the graph's nodes and lower the parts.
 
     Args:
         graph: The model after the passes. What lowering finds out about types is set on it.
-        devices: Devices to choose from; the first is the default.
-        pins: Nodes placed by hand.
+        request: Devices, rules, and what is known about costs.
         fallback: Whether ONNX Runtime may run what cannot be compiled.
         ranges: Sizes that the dynamic dimensions can have, by name.
 
     Raises:
         UnsupportedError: Some nodes cannot be compiled and there is no fallback, or it cannot
-            run them either, or a pin forbids it.
+            run them either, or a rule forbids it.
     """
-    refuge = next((d for d in devices if d.kind == DEFAULT_FALLBACK.kind), DEFAULT_FALLBACK)
-    refusals: dict[ir.Node, str] = {}
+    refuge = fallback_device(request.devices)
+    refused: _Refused = {}
+    if request.hardware is not None and request.fixed is None:
+        for device in _distinct_targets(request.devices, refuge):
+            alone = Request((device,), Rules())
+            _settle(graph, alone, refuge, True, ranges, refused)
+        _share(refused, request.devices)
+    placed = _settle(graph, request, refuge, fallback, ranges, refused)
+    if placed.refusals and not fallback:
+        raise _unsupported(placed.refusals, "these nodes cannot be compiled:")
+    return placed
+
+
+def fallback_device(devices: Sequence[Device]) -> Device:
+    """The device for what no other can run: one of the devices given, or one of its own."""
+    return next((d for d in devices if d.kind == DEFAULT_FALLBACK.kind), DEFAULT_FALLBACK)
+
+
+def _distinct_targets(devices: Sequence[Device], refuge: Device) -> list[Device]:
+    """One device of each target, where there are several to choose from."""
+    found = {(d.kind, d.specification): d for d in reversed(devices) if d != refuge}
+    return list(reversed(found.values())) if len(found) > 1 else []
+
+
+def _settle(
+    graph: ir.Graph,
+    request: Request,
+    refuge: Device,
+    fallback: bool,
+    ranges: Mapping[str, Range],
+    refused: _Refused,
+) -> Placed:
+    """Place and lower until no target refuses a node any more; adds to what was refused."""
     while True:
-        plan = make_plan(graph, devices, pins, dict.fromkeys(refusals, refuge))
-        lowered, refused = _lower_parts(
-            plan, graph.opset_imports, ranges, refuge, fallback, refusals
-        )
-        if not refused:
-            break
-        refusals.update(refused)
-        _refuse_pinned(refused, pins, refuge)
-    if refusals and not fallback:
-        raise _unsupported(refusals, "these nodes cannot be compiled:")
-    return Placed(plan, lowered, refusals)
+        decision = decide(graph, request, refused, refuge)
+        plan = make_plan(graph, decision.groups, decision.devices_of_groups(), request.devices[0])
+        refusals = _refusals(decision, refuge)
+        lowered, found = _lower_parts(plan, graph.opset_imports, ranges, refuge, fallback, refusals)
+        if not found:
+            return Placed(plan, lowered, refusals, decision)
+        for node, (device, reason) in found.items():
+            refused.setdefault(node, {})[device] = reason
+        _share(refused, request.devices)
+
+
+def _share(refused: _Refused, devices: Sequence[Device]) -> None:
+    """What one device refuses, every device with the same target does."""
+    for reasons in refused.values():
+        for device, reason in list(reasons.items()):
+            for other in devices:
+                if (other.kind, other.specification) == (device.kind, device.specification):
+                    reasons.setdefault(other, reason)
+
+
+def _refusals(decision: Decision, refuge: Device) -> dict[ir.Node, str]:
+    """Why nodes are on the fallback device, for those that another device refused."""
+    found = {}
+    for group, device in zip(decision.groups, decision.devices_of_groups(), strict=True):
+        for node in group.nodes:
+            reasons = dict.fromkeys(decision.refused.get(node, {}).values())
+            if device == refuge and reasons:
+                found[node] = "; ".join(reasons)
+    return found
 
 
 def _lower_parts(
@@ -87,25 +140,27 @@ def _lower_parts(
     refuge: Device,
     fallback: bool,
     moved: Mapping[ir.Node, str],
-) -> tuple[tuple[Lowered, ...], dict[ir.Node, str]]:
-    """Lower each part in order, as far as that goes; returns also why nodes were refused."""
+) -> tuple[tuple[Lowered, ...], dict[ir.Node, tuple[Device, str]]]:
+    """Lower each part in order, as far as that goes; returns also who refused nodes, and why."""
     lowered = []
-    refused: dict[ir.Node, str] = {}
+    refused: dict[ir.Node, tuple[Device, str]] = {}
     for part in plan.parts:
+        reasons: dict[ir.Node, str] = {}
         if part.device == refuge:
             for value in part.outputs:
                 _name_dimensions(value)
             if not fallback:
                 continue
         else:
-            refused |= dict(unfit_nodes(part.section(opsets, ranges)))
-        if not refused:
+            reasons = dict(unfit_nodes(part.section(opsets, ranges)))
+        if not refused and not reasons:
             try:
                 lowered.append(_lower(part, opsets, ranges))
             except UnsupportedError as error:
                 if part.device == refuge:
                     raise _without_refuge(error, moved) from error
-                refused |= _by_node(error, part)
+                reasons = _by_node(error, part)
+        refused |= {node: (part.device, reason) for node, reason in reasons.items()}
     return tuple(lowered), refused
 
 
@@ -140,14 +195,6 @@ def _by_node(error: UnsupportedError, part: Part) -> dict[ir.Node, str]:
     if not found:
         raise error
     return found
-
-
-def _refuse_pinned(refused: Mapping[ir.Node, str], pins: Sequence[Pin], refuge: Device) -> None:
-    for node, reason in refused.items():
-        for pin in pins:
-            if pin.device != refuge.name and matches(pin, node):
-                message = f"--pin {pin.pattern}={pin.device} cannot be kept:"
-                raise _unsupported({node: reason}, message)
 
 
 def _without_refuge(error: UnsupportedError, moved: Mapping[ir.Node, str]) -> UnsupportedError:

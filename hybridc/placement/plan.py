@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from hybridc.frontend.shapes import Range
-from hybridc.placement.group import Group, group_graph, is_numeric, make_groups, read_values
+from hybridc.placement.group import Group, group_graph, is_numeric, read_values
 from hybridc.placement.partition import partition
-from hybridc.placement.pin import Pin, place
 from hybridc.targets.protocol import Device, Section
 
 
@@ -64,32 +63,29 @@ class Plan:
 
 
 def make_plan(
-    graph: ir.Graph,
-    devices: Sequence[Device],
-    pins: Sequence[Pin],
-    elsewhere: Mapping[ir.Node, Device] | None = None,
+    graph: ir.Graph, groups: Sequence[Group], devices: Sequence[Device], default: Device
 ) -> Plan:
-    """Place the graph's groups: pinned ones where their pin says, others on the first device.
+    """Cut a graph whose groups are placed into parts.
 
-    Nodes in ``elsewhere`` are groups of their own, on the device given there.
+    Args:
+        graph: The model after the passes.
+        groups: Its groups in topological order.
+        devices: The device of each group.
+        default: Device for what no node computes.
     """
-    elsewhere = elsewhere or {}
-    groups = make_groups(list(graph), elsewhere)
     readers = _readers(graph)
-    device_of = place(groups, pins, devices[0].name)
-    for index, group in enumerate(groups):
-        if group.nodes[0] in elsewhere:
-            device_of[index] = elsewhere[group.nodes[0]].name
-    by_name = {device.name: device for device in (*devices, *elsewhere.values())}
-    cut = partition(group_graph(groups), device_of)
+    by_name = {device.name: device for device in devices}
+    cut = partition(
+        group_graph(groups), {index: device.name for index, device in enumerate(devices)}
+    )
     parts = [
-        _make_part(f"part{number}", by_name[device_of[indices[0]]], groups, indices, readers)
+        _make_part(f"part{number}", by_name[devices[indices[0]].name], groups, indices, readers)
         for number, indices in enumerate(cut)
     ]
     if not parts:  # a graph without nodes still has outputs to give
         values = [value for value in _run_time(graph) if is_numeric(value)]
         outputs = [value for value in graph.outputs if value not in graph.inputs or value in values]
-        parts = [Part("part0", devices[0], (), tuple(values), tuple(outputs))]
+        parts = [Part("part0", default, (), tuple(values), tuple(outputs))]
     return Plan(tuple(_with_passed_through(parts, graph)))
 
 

@@ -40,7 +40,15 @@ Placement = tuple[int, ...]
 
 
 class Infeasible(Exception):
-    """No placement keeps the limits."""
+    """No placement keeps the limits, or none was found in the time.
+
+    Attributes:
+        proven: Whether there is none.
+    """
+
+    def __init__(self, proven: bool = True) -> None:
+        super().__init__()
+        self.proven = proven
 
 
 @dataclass(frozen=True)
@@ -146,13 +154,17 @@ class Problem:
     def copies(self, placement: Sequence[int]) -> Iterator[tuple[Tensor, int, int]]:
         """Each copy of a placement: the tensor, the device it comes from, and the destination."""
         for tensor in self.tensors:
-            source = HOST if tensor.source == HOST else placement[tensor.source]
-            readers = [placement[reader] for reader in tensor.readers]
-            if tensor.is_output:
-                readers.append(HOST)
-            for destination in sorted({self.destination(source, r) for r in readers} - {None}):  # type: ignore[type-var]
-                assert destination is not None
+            for source, destination in self.copies_of(tensor, placement):
                 yield tensor, source, destination
+
+    def copies_of(self, tensor: Tensor, placement: Sequence[int]) -> list[tuple[int, int]]:
+        """Source and destination of each copy of one tensor."""
+        source = HOST if tensor.source == HOST else placement[tensor.source]
+        readers = [placement[reader] for reader in tensor.readers]
+        if tensor.is_output:
+            readers.append(HOST)
+        destinations = (self.destination(source, reader) for reader in readers)
+        return [(source, q) for q in sorted({q for q in destinations if q is not None})]
 
 
 @dataclass(frozen=True)

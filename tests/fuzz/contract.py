@@ -15,6 +15,7 @@ from hybridc.errors import UserError
 from hybridc.frontend.read import Source, read_model, source_of
 from hybridc.frontend.shapes import model_inputs, specialize
 from hybridc.lowering.ops import default_table
+from hybridc.placement.decide import Request
 from hybridc.placement.fallback import place_and_lower
 
 
@@ -53,4 +54,4 @@ def _lower(source: Source) -> None:
     table = default_table()
     model, _notes = run_passes(source.model, table.lowers)
     fallback = "HYBRIDC_FUZZ_FALLBACK" in os.environ
-    place_and_lower(model.graph, parse_targets(["llvm"]), (), fallback, ranges)
+    place_and_lower(model.graph, Request(parse_targets(["llvm"])), fallback, ranges)

@@ -24,5 +24,8 @@ rm -rf "$folder/wheel"
     --only-binary=:all: --python-version "$version" --implementation cp \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     --upgrade "apache-tvm-ffi==0.1.14.post1" click typing_extensions "nvidia-cuda-runtime>=13,<13.1"
+# What only building against these packages needs.
+rm -rf "$folder"/site/nvidia/*/include "$folder"/site/nvidia/*/lib/*.a \
+    "$folder"/site/tvm_ffi/include "$folder"/site/tvm_ffi/3rdparty "$folder"/site/tvm_ffi/src
 cp tests/gpu/run.sh tests/gpu/check.py tests/gpu/loader.py "$folder/"
 du -sh "$folder"/*

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridc.placement.group import ELEMENTWISE, group_graph, make_groups
-from hybridc.placement.pin import Pin
 from hybridc.placement.plan import make_plan
 from tests.models import branched_model, make_model, node
 from tests.placement.graphs import models
@@ -45,7 +44,8 @@ def test_inside_a_group_each_node_reads_the_one_before(graph):
 def test_a_plan_computes_everything_once_and_in_order(graph, data):
     groups = make_groups(list(graph))
     chosen = data.draw(st.lists(st.sampled_from(groups), unique_by=id))
-    plan = make_plan(graph, DEVICES, [Pin(group.name, "b") for group in chosen])
+    devices = [DEVICES[group in chosen] for group in groups]
+    plan = make_plan(graph, groups, devices, DEVICES[0])
     known = set(graph.inputs)
     for part in plan.parts:
         assert set(part.inputs) <= known
@@ -99,7 +99,9 @@ def test_a_result_with_other_readers_ends_its_group(nodes, outputs):
 
 
 def test_crossings_name_source_and_destination():
-    plan = make_plan(loaded(branched_model()), DEVICES, [Pin("right", "b")])
+    graph = loaded(branched_model())
+    groups = make_groups(list(graph))
+    plan = make_plan(graph, groups, [DEVICES[g.name == "right"] for g in groups], DEVICES[0])
     crossings = [
         (value.name, source.name if source else None, to.name)
         for value, source, to in plan.crossings()

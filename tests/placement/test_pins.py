@@ -7,7 +7,7 @@ import pytest
 import hybridc
 from hybridc.errors import UsageError
 from hybridc.placement.group import make_groups
-from hybridc.placement.pin import Pin, parse_pins, place
+from hybridc.placement.rules import NodeRule, Rules, RuleTexts, exclude, parse_rules
 from tests.models import branched_model, make_model, node, random, run_reference
 from tests.support import assert_close, assert_compile_refused, compile_to
 
@@ -17,9 +17,16 @@ TWO = ("--target", "llvm:0", "--target", "llvm:1")
 
 def placed(*pins):
     """Names of the anchors that the pins put on device b."""
-    groups = make_groups(list(ir.from_proto(branched_model()).graph))
-    device_of = place(groups, [Pin(*pin) for pin in pins], "a")
-    return {group.name for index, group in enumerate(groups) if device_of[index] == "b"}
+    return {name for name, devices in left(branched_model(), *pins).items() if devices == {"b"}}
+
+
+def left(model, *pins):
+    """Devices that pins leave to each group, by its anchor."""
+    graph = ir.from_proto(model).graph
+    groups = make_groups(list(graph))
+    rules = Rules(tuple(NodeRule("pin", *pin) for pin in pins))
+    taken = exclude(graph, groups, rules, ["a", "b"]).by_group
+    return {g.name: {"a", "b"} - set(away) for g, away in zip(groups, taken, strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -44,33 +51,34 @@ def test_matches(pins, expected):
 def test_brackets_in_names_are_no_patterns():
     """PyTorch names values like ``conv[0]``; given literally they match."""
     nodes = [node("MatMul", "x x", "a[0]", "m[0]"), node("MatMul", "a[0] x", "y", "m0")]
-    groups = make_groups(list(ir.from_proto(make_model(nodes, {"x": (2, 2)}, {"y": (2, 2)})).graph))
-    assert place(groups, [Pin("m[0]", "b")], "a") == {0: "b", 1: "a"}
+    model = make_model(nodes, {"x": (2, 2)}, {"y": (2, 2)})
+    assert left(model, ("m[0]", "b")) == {"m[0]": {"b"}, "m0": {"a", "b"}}
 
 
 @pytest.mark.parametrize("option", ["left", "=llvm:0", "", "left="])
 def test_syntax(option):
     with pytest.raises(UsageError, match="--pin"):
-        parse_pins([option], BOTH)
+        parse_rules(RuleTexts(pin=(option,)), BOTH)
 
 
 def test_equals_signs_in_names():
-    assert parse_pins(["a=b=llvm:1"], BOTH) == (Pin("a=b", "llvm:1"),)
+    rules = parse_rules(RuleTexts(pin=("a=b=llvm:1",)), BOTH).rules
+    assert rules == (NodeRule("pin", "a=b", "llvm:1"),)
 
 
 @pytest.mark.parametrize(
-    ("pins", "words"),
+    ("code", "pins", "words"),
     [
-        (["lefft=llvm:1"], ["lefft", "did you mean 'left'"]),
-        (["nothing*=llvm:1"], ["no node", "nothing*"]),
-        (["left=llvm:2"], ["names device 'llvm:2'", "llvm:0, llvm:1"]),
-        (["left=llvm:0", "join=llvm:1"], ["contradict each other", "left, join"]),
-        (["*=llvm:0", "head=llvm:1"], ["contradict each other", "head"]),
+        (2, ["lefft=llvm:1"], ["lefft", "did you mean 'left'"]),
+        (2, ["nothing*=llvm:1"], ["no node", "nothing*"]),
+        (2, ["left=llvm:2"], ["names device 'llvm:2'", "llvm:0, llvm:1"]),
+        (3, ["left=llvm:0", "join=llvm:1"], ["contradict each other", "left, join"]),
+        (3, ["*=llvm:0", "head=llvm:1"], ["contradict each other", "head"]),
     ],
 )
-def test_refused(model_file, tmp_path, pins, words):
+def test_refused(model_file, tmp_path, code, pins, words):
     options = (*TWO, *(text for pin in pins for text in ("--pin", pin)))
-    assert_compile_refused(model_file, tmp_path, 2, *words, options=options)
+    assert_compile_refused(model_file, tmp_path, code, *words, options=options)
 
 
 @pytest.mark.parametrize(

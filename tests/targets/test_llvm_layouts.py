@@ -245,7 +245,7 @@ Net = Callable[[relax.BlockBuilder, Any, Callable[[Array], Any]], Any]
 
 
 def network(shape: Sequence[int], net: Net) -> tuple[Any, dict[str, Array]]:
-    """A module in the form that lowering gives; ``net(builder, input, weight)`` makes the result."""
+    """A module as lowering gives it; ``net(builder, input, weight)`` makes the result."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(shape, "float32"))
     weights: dict[str, Array] = {}
@@ -284,7 +284,9 @@ def residual_net(channels: int) -> Net:
 
     def net(builder: relax.BlockBuilder, x: Any, weight: Callable[[Array], Any]) -> Any:
         c = channels
-        first, inner, deep, last = randoms((c, 3, 3, 3), (c, c, 3, 3), (c, 1, 3, 3), (c, 2 * c, 1, 1))
+        first, inner, deep, last = randoms(
+            (c, 3, 3, 3), (c, c, 3, 3), (c, 1, 3, 3), (c, 2 * c, 1, 1)
+        )
         (bias,) = randoms((1, c, 1, 1))
 
         def conv(data: Any, array: Array, **options: Any) -> Any:

@@ -55,20 +55,20 @@ def tf_idf_vectorizer(call: Call) -> Expression:
     def program(own: Own, data: Array, weights: Array, *arrays: Array) -> None:
         *tables, result = arrays
         with count(own(rows[0]) if rows else 1, parallel=True) as row:
-            place = (row,) if rows else ()
+            place: tuple[Any, ...] = (row,) if rows else ()
             with count(width) as column:
-                result[(*place, column)] = 0.0
+                result[_at(place, column)] = 0.0
             for i, size in enumerate(lengths):
                 for step in range(1, 2 + (skips if size > 1 else 0)):
                     last = own(length) - step * (size - 1)
                     with count(tirx.max(last, tirx.const(0, "int64"))) as start:
-                        key = [data[(*place, start + step * j)] for j in range(size)]
+                        key = [data[_at(place, start + step * j)] for j in range(size)]
                         _look_up(tables[2 * i], tables[2 * i + 1], key, result, place)
             with count(width) as column:
-                found = result[(*place, column)]
+                found = result[_at(place, column)]
                 if mode == "IDF":
                     found = tirx.min(found, tirx.const(1.0, "float32"))
-                result[(*place, column)] = found * weights[column]
+                result[_at(place, column)] = found * weights[column]
 
     operands = [call.tensor(0), *map(call.materialize, constants)]
     shape = (*rows, width)
@@ -139,8 +139,13 @@ def _look_up(
     spot = local("int64", tirx.min(low[0], tirx.const(size - 1, "int64")))
     same = [tirx.EQ(grams[spot[0], j], item) for j, item in enumerate(key)]
     with when(tirx.all(low[0] < size, *same)):
-        column = (*place, columns[spot[0]])
+        column = _at(place, columns[spot[0]])
         result[column] = result[column] + tirx.const(1.0, "float32")
+
+
+def _at(place: tuple[Any, ...], last: Any) -> tuple[Any, ...]:
+    """Index of an element of a row; a vector's only row has no index."""
+    return (*place, last)
 
 
 def _less(grams: Array, row: Any, key: Sequence[Any]) -> Any:

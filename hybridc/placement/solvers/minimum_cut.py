@@ -108,7 +108,7 @@ def cut_between(
 
 def _unit(problem: Problem, pair: tuple[int, int]) -> float:
     figure = problem.figure
-    most = sum(max(row[d] for d in pair if row[d] < float("inf")) for row in figure.groups)
+    most = sum(row[d] for row in figure.groups for d in pair if row[d] < float("inf"))
     for tensor in problem.tensors:
         most += sum(way.price(tensor.bytes) for way in figure.ways.values())
     return max(most, 1e-300) / _UNITS
@@ -132,8 +132,10 @@ def _add_tensor(
         if tensor.source in free:
             fixed = sum(_price(problem, tensor, source, q) for q in held)
             network.add(*_along(side, producer, ("sink", "source")[side]), fixed)
-        for other, device in enumerate(pair):
-            destination = problem.destination(source, device)
+        wanted = [problem.destination(source, device) for device in pair]
+        if wanted[0] == wanted[1]:  # wherever the readers run, the same copy serves them
+            continue
+        for other, destination in enumerate(wanted):
             if destination is None or destination in held:
                 continue
             price = _price(problem, tensor, source, destination)
@@ -171,7 +173,9 @@ def _add_copy(
 ) -> None:
     """A copy that is paid for once if any free reader is on device ``other`` of the pair."""
     readers = [reader for reader in tensor.readers if reader in free and reader != start]
-    if not readers:
+    if len(readers) == 1:
+        network.add(*_along(1 - other, start, readers[0]), price)
+    if len(readers) < 2:
         return
     network.add(*_along(1 - other, start, name), price)
     for reader in readers:
@@ -188,8 +192,15 @@ def _price(problem: Problem, tensor: Tensor, source: int, destination: int) -> f
 
 
 def _sink_side(network: _Network) -> set[object]:
+    """Vertices behind the minimum cut that leaves as many as possible before it."""
+    arcs = network.arcs
     graph = networkx.DiGraph()
     graph.add_nodes_from(("source", "sink"))
-    graph.add_edges_from((t, h, {"capacity": c}) for (t, h), c in network.arcs.items())
+    for (tail, head), capacity in arcs.items():
+        if tail == "source":  # what flows straight through a group says nothing about it
+            capacity -= min(capacity, arcs.get((head, "sink"), 0))
+        elif head == "sink":
+            capacity -= min(capacity, arcs.get(("source", tail), 0))
+        graph.add_edge(tail, head, capacity=capacity)
     _, (_, second) = networkx.minimum_cut(graph, "source", "sink", flow_func=boykov_kolmogorov)
     return set(second)

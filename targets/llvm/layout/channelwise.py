@@ -103,9 +103,7 @@ class _Rewriter:
                 raise Misfit("a symbolic shape")
             shape = blocked_shape(tuple(map(int, buffer.shape)), axis, self.lanes)
             sizes = [tirx.IntImm("int64", dim) for dim in shape]
-            self.renamed[buffer] = tirx.decl_buffer(
-                sizes, buffer.dtype, buffer.name, layout=None
-            )
+            self.renamed[buffer] = tirx.decl_buffer(sizes, buffer.dtype, buffer.name, layout=None)
         return self.renamed[buffer]
 
     def nest(self, nest: Any) -> Any:
@@ -134,7 +132,8 @@ class _Rewriter:
         body, init = accesses.rewrite(block.body), None
         if block.init is not None:
             init = accesses.rewrite(block.init)
-        spatial, reduced = [], []
+        spatial: list[Any] = []
+        reduced: list[Any] = []
         for axis in block.iter_vars:
             (spatial if axis.iter_type == tirx.IterVar.DataPar else reduced).append(
                 self._outer_axis(axis, outer) if axis.var.same_as(channel) else axis

@@ -19,7 +19,6 @@ from hybridc.targets.llvm.layout.convolutions import (
 )
 from hybridc.targets.llvm.layout.cut import FOREVER, SINK, SOURCE, Network
 from hybridc.targets.llvm.layout.graph import Graph, Kernel, sizes_of
-
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
 
 

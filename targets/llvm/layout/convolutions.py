@@ -161,7 +161,8 @@ def _check_zero_outside(
     zero = isinstance(outside, tirx.FloatImm) and float(outside.value) == 0
     if not inside.same_as(load) or not zero:
         raise Misfit("padding with something else than zero")
-    low, high = [0, 0], [None, None]
+    low: list[int] = [0, 0]
+    high: list[int | None] = [None, None]
     for comparison in collect(condition, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Or, tirx.Not):
         if not isinstance(comparison, tirx.LT | tirx.LE):
             raise Misfit("an unexpected condition")

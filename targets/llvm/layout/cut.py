@@ -47,7 +47,7 @@ class Network:
 def _shortest_paths(rest: dict[Hashable, dict[Hashable, float]]) -> dict[Hashable, Hashable]:
     """Predecessors in a breadth-first search from the source over what capacity is left."""
     parents: dict[Hashable, Hashable] = {SOURCE: SOURCE}
-    queue = deque([SOURCE])
+    queue: deque[Hashable] = deque([SOURCE])
     while queue:
         node = queue.popleft()
         for head, capacity in rest[node].items():

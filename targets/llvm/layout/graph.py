@@ -1,4 +1,4 @@
-"""The part of a Relax module that matters for layouts: kernels that could work on blocked tensors."""
+"""What matters of a Relax module for layouts: kernels that could work on blocked tensors."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class _Reader:
 
     def read(self, binding: Any) -> None:
         """Add a binding to the graph."""
-        value = getattr(binding, "value", None)
+        value: Any = getattr(binding, "value", None)
         weights = self.graph.module["main"].params[-1]
         if isinstance(value, tvm.ir.TupleGetItem) and value.tuple_value.same_as(weights):
             self.graph.weight_of[binding.var] = int(value.index)

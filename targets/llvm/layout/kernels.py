@@ -1,7 +1,7 @@
 """Blocked convolutions and changes of layout as tensor expressions, and weights packed for them.
 
-A blocked tensor ``(batch, blocks, height, width, c)`` holds channel k at ``[:, k // c, :, :, k % c]``;
-lanes beyond the last channel hold anything, and nobody reads them.
+A blocked tensor ``(batch, blocks, height, width, c)`` holds channel k at
+``[:, k // c, :, :, k % c]``; lanes beyond the last channel hold anything, and nobody reads them.
 """
 
 from __future__ import annotations

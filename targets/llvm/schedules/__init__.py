@@ -111,4 +111,10 @@ def _stages(schedule: Schedule, cpu: Cpu) -> Schedule:
     return schedule
 
 
-_RULES: tuple[Rule, ...] = (schedule_blocked_convolution, schedule_convolution, _matmul, _chain, _stages)
+_RULES: tuple[Rule, ...] = (
+    schedule_blocked_convolution,
+    schedule_convolution,
+    _matmul,
+    _chain,
+    _stages,
+)

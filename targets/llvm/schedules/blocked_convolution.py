@@ -111,7 +111,7 @@ def _with_nest(schedule: Schedule, names: list[str], anchor: str, nest: Any) -> 
 
 
 def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
-    store = store_of(anchor)
+    store: Any = store_of(anchor)
     product = store.value.b
     sources = [load.source for load in loads_of(anchor) if not load.source.same_as(store.buffer)]
     if len(sources) != 2 or not isinstance(product, tirx.Mul):
@@ -167,7 +167,7 @@ def _may_fold(final: Any, geometry: Geometry) -> bool:
         whole = len(load.indices) == 5 and [int(dim) for dim in load.source.shape[2:4]] == plane
         if not whole or not (load.indices[2].same_as(y) and load.indices[3].same_as(x)):
             return False
-    body = store_of(final)
+    body: Any = store_of(final)
     uses = [v for v in _variables(body.value) if v.same_as(y) or v.same_as(x)]
     inside = [v for load in loads_of(final) for i in load.indices for v in _variables(i)]
     return len(uses) <= len([v for v in inside if v.same_as(y) or v.same_as(x)])
@@ -279,7 +279,7 @@ class _Emitter:
         itemsize = tvm.DataType(self.dtype).bits // 8
         inputs = g.channels * g.groups * g.height * g.width * itemsize
         weights = g.steps * g.blocks * g.lanes * itemsize
-        return inputs > CACHE_BYTES >= weights
+        return bool(inputs > CACHE_BYTES >= weights)
 
     def _task(self, image: Any, panel: Any, row: Any) -> Any:
         g, t = self.geometry, self.tiling

@@ -1,0 +1,62 @@
+"""``hybridc plan``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hybridc.cli.output import format_option, show
+from hybridc.cli.placing import Asked, compile_options, cost_options, model_options, rule_options
+
+
+@click.command("plan")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to write the plan, as JSON.",
+)
+@model_options
+@rule_options
+@cost_options
+@click.option("--no-fallback", is_flag=True, help="Refuse nodes that no target compiles.")
+@format_option
+def command(
+    model: Path, output: Path | None, no_fallback: bool, format_: str, **values: Any
+) -> None:
+    """Place the ONNX file MODEL on devices by cost, without compiling it.
+
+    The devices need not be here: profiles say what they can do. The plan can be edited and given
+    to compile with --plan, and explain tells why each node is where it is.
+
+    \b
+    Examples:
+      hybridc plan model.onnx --target llvm:znver3 --target cuda:sm_90
+      hybridc plan model.onnx -o plan.json --target llvm --target cuda \\
+          --profile llvm:0=zen3 --profile cuda:0=l4 --link llvm:0-cuda:0=100gbit,10us
+    """
+    from hybridc.cli.explain import plan_lines
+    from hybridc.compiler import Options, plan_model
+    from hybridc.errors import UsageError
+    from hybridc.frontend.read import read_model
+    from hybridc.placement.plan_file import plan_to_json
+
+    options = compile_options(Asked(values))
+    if options["hardware"] is None:
+        names = ", ".join(device.name for device in options["devices"])
+        raise UsageError(f"a plan needs to know the devices: give a --profile for {names}")
+    found = plan_model(
+        read_model(model), Options(**options, fallback=not no_fallback, isolate=True)
+    )
+    plan = found[2]
+    if output is not None:
+        try:
+            output.write_text(plan_to_json(plan), "utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write the plan: {error}") from error
+    show(format_, dataclasses.asdict(plan), lambda: plan_lines(plan))

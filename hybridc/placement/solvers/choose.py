@@ -1,0 +1,62 @@
+"""Which solver gets a problem.
+
+two devices, no limits                a minimum cut
+else, small enough                    the integer program, started from the local search
+a sum over many groups                the local search, with a bound from blocks
+"""
+
+from __future__ import annotations
+
+import time
+
+from hybridc.placement.problem import THROUGHPUT, Infeasible, Problem, Solution, objective
+from hybridc.placement.solvers.block_bound import block_bound
+from hybridc.placement.solvers.integer_program import IntegerProgram
+from hybridc.placement.solvers.local_search import LocalSearch
+from hybridc.placement.solvers.minimum_cut import MinimumCut
+
+DEFAULT_SECONDS = 10.0
+
+LARGEST_PROGRAM = 30_000
+"""Groups times pairs of devices up to which HiGHS solves a program's relaxation in seconds."""
+
+
+def solve(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Solution:
+    """The best placement found in the time, with a bound.
+
+    Raises:
+        Infeasible: No placement keeps the limits, or none was found in the time.
+    """
+    cut = MinimumCut()
+    if cut.why_not(problem) is None:
+        return cut.solve(problem, seconds)
+    deadline = time.monotonic() + seconds
+    try:
+        start: Solution | None = LocalSearch().solve(problem, seconds / 3)
+    except Infeasible:
+        start = None
+    left = max(deadline - time.monotonic(), seconds / 3)
+    if start is not None and _is_large(problem):
+        return _with_block_bound(problem, start, left)
+    found = IntegerProgram().solve(problem, left, start.placement if start else None)
+    return found if start is None else _better(problem, start, found)
+
+
+def _is_large(problem: Problem) -> bool:
+    return len(problem.groups) * len(problem.devices) ** 2 > LARGEST_PROGRAM
+
+
+def _with_block_bound(problem: Problem, start: Solution, seconds: float) -> Solution:
+    if problem.objective == THROUGHPUT:
+        return start
+    bound = max(start.bound, block_bound(problem, seconds))
+    return Solution(start.placement, bound, start.solver)
+
+
+def _better(problem: Problem, start: Solution, found: Solution) -> Solution:
+    """The better placement, with the better bound."""
+    value = objective(problem, start.placement)
+    if value > objective(problem, found.placement):
+        return Solution(found.placement, max(start.bound, found.bound), found.solver)
+    bound = max(start.bound, found.bound)
+    return Solution(start.placement, bound, found.solver if bound >= value else start.solver)

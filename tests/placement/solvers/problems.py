@@ -1,0 +1,100 @@
+"""Random problems small enough to try every placement."""
+
+import itertools
+import math
+import random
+
+from hypothesis import strategies as st
+
+from hybridc.placement.problem import (
+    DOLLARS,
+    HOST,
+    JOULES,
+    SECONDS,
+    Figure,
+    Problem,
+    Tensor,
+    Way,
+    objective,
+)
+
+PLACES = {
+    1: [(0,), (1,)],
+    2: [(0, 0), (0, 1), (1, 0), (1, 2)],
+    3: [(0, 0, 1), (0, 1, 2), (0, 1, 1)],
+    4: [(0, 0, 1, 2), (0, 1, 2, 2), (0, 1, 2, 3)],
+}
+
+
+def make_ways(places, source):
+    """A price for every copy that can occur, all different."""
+    count = max(places) + 1
+    ends = [HOST, *range(len(places))]
+    destinations = [*range(count), *range(count, count + len(places))]
+    return {
+        (a, q): Way(source.choice((0, 1, 2, 5)) / 7, source.choice((0, 1, 3)) / 11)
+        for a in ends
+        for q in destinations
+    }
+
+
+def make_tensors(count, source):
+    """Tensors of a random acyclic graph in topological order; some read by many."""
+    tensors = []
+    for number in range(count):
+        later = range(number + 1, count)
+        readers = source.sample(later, source.randint(0, min(3, len(later))))
+        is_output = not readers or source.random() < 0.2
+        size = source.choice((0, 1, 2, 7))
+        tensors.append(Tensor(f"t{number}", size, number, tuple(sorted(readers)), is_output))
+    readers = source.sample(range(count), source.randint(1, min(count, 3)))
+    return (*tensors, Tensor("x", source.randint(0, 5), HOST, tuple(sorted(readers))))
+
+
+def make_problem(seed, devices, groups, objective_name="latency", forbid=0.2):
+    source = random.Random(seed)
+    places = source.choice(PLACES[devices])
+    tensors = make_tensors(groups, source)
+    allowed = []
+    for _ in range(groups):
+        some = {d for d in range(devices) if source.random() >= forbid}
+        allowed.append(frozenset(some or {source.randrange(devices)}))
+    figures = {}
+    for name in (SECONDS, JOULES, DOLLARS):
+        rows = [[source.randint(0, 20) / 3 for _ in range(devices)] for _ in range(groups)]
+        kept = [
+            tuple(p if d in a else math.inf for d, p in enumerate(row))
+            for row, a in zip(rows, allowed, strict=True)
+        ]
+        figures[name] = Figure(tuple(kept), make_ways(places, source))
+    return Problem(
+        devices=tuple(f"d{i}" for i in range(devices)),
+        places=places,
+        groups=tuple(f"g{i}" for i in range(groups)),
+        tensors=tensors,
+        allowed=tuple(allowed),
+        figures=figures,
+        objective=objective_name,
+        weights=tuple(source.randint(0, 9) for _ in range(groups)),
+    )
+
+
+def problems(devices=(1, 2, 3), largest=6, objectives=("latency",)):
+    """Problems as a hypothesis strategy."""
+    return st.builds(
+        make_problem,
+        st.integers(0, 2**32),
+        st.sampled_from(devices),
+        st.integers(1, largest),
+        st.sampled_from(objectives),
+        st.sampled_from((0.0, 0.2)),
+    )
+
+
+def placements(problem):
+    return itertools.product(*(sorted(allowed) for allowed in problem.allowed))
+
+
+def brute_force(problem):
+    """The least objective of all placements; infinite if none keeps the limits."""
+    return min(objective(problem, placement) for placement in placements(problem))

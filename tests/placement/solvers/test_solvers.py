@@ -1,0 +1,215 @@
+"""Solvers against every placement of small problems."""
+
+import dataclasses
+import math
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridc.placement.problem import (
+    OBJECTIVES,
+    SECONDS,
+    Figure,
+    Infeasible,
+    Tensor,
+    Way,
+    busy,
+    is_feasible,
+    objective,
+    peak_memory,
+    total,
+)
+from hybridc.placement.solvers.choose import solve
+from hybridc.placement.solvers.greedy import Greedy
+from hybridc.placement.solvers.integer_program import IntegerProgram
+from hybridc.placement.solvers.local_search import LocalSearch
+from hybridc.placement.solvers.minimum_cut import MinimumCut, cut_between
+from tests.placement.solvers.problems import brute_force, make_problem, placements, problems
+
+SUMS = ("latency", "energy", "cost")
+
+
+def close(value):
+    return pytest.approx(value, rel=1e-6, abs=1e-9)
+
+
+@settings(max_examples=10000, deadline=None)
+@given(problems(devices=(1, 2), largest=8, objectives=SUMS))
+def test_the_minimum_cut_is_exact(problem):
+    found = MinimumCut().solve(problem, 1)
+    assert objective(problem, found.placement) == close(brute_force(problem))
+    assert found.bound == objective(problem, found.placement)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(problems(objectives=OBJECTIVES))
+def test_the_integer_program_is_exact(problem):
+    found = IntegerProgram().solve(problem, 60)
+    best = brute_force(problem)
+    assert objective(problem, found.placement) == close(best)
+    assert found.bound == close(best)
+
+
+@settings(max_examples=500, deadline=None)
+@given(problems(devices=(2,), largest=12, objectives=SUMS))
+def test_cut_and_program_agree(problem):
+    cut, program = MinimumCut().solve(problem, 1), IntegerProgram().solve(problem, 60)
+    assert objective(problem, cut.placement) == close(objective(problem, program.placement))
+
+
+def limits_of(problem, draw):
+    """Limits between what is possible and what is not, taken from a random placement."""
+    sample = [draw(st.sampled_from(sorted(allowed))) for allowed in problem.allowed]
+    factor = draw(st.sampled_from((0.7, 0.9, 1.0, 1.3)))
+    device = draw(st.integers(0, len(problem.devices) - 1))
+    memory = {device: int(factor * peak_memory(problem, sample, device))}
+    limits = {SECONDS: factor * total(problem, SECONDS, sample)}
+    which = draw(st.sampled_from(("memory", "limits", "both")))
+    return dataclasses.replace(
+        problem,
+        memory={} if which == "limits" else memory,
+        limits={} if which == "memory" else limits,
+    )
+
+
+@settings(max_examples=1000, deadline=None)
+@given(problems(largest=5, objectives=OBJECTIVES), st.data())
+def test_limits_are_kept_at_the_least_price(problem, data):
+    problem = limits_of(problem, data.draw)
+    best = brute_force(problem)
+    try:
+        found = IntegerProgram().solve(problem, 60)
+    except Infeasible:
+        assert best == math.inf
+        return
+    assert is_feasible(problem, found.placement)
+    assert objective(problem, found.placement) == close(best)
+    assert found.bound == close(best)
+
+
+@settings(max_examples=500, deadline=None)
+@given(problems(objectives=OBJECTIVES))
+def test_the_choice_is_exact_on_small_problems(problem):
+    found = solve(problem, 60)
+    best = brute_force(problem)
+    assert objective(problem, found.placement) == close(best)
+    assert found.bound <= best * (1 + 1e-6)
+
+
+@settings(max_examples=500, deadline=None)
+@given(problems(objectives=OBJECTIVES))
+def test_local_search_claims_no_more_than_is_so(problem):
+    found = LocalSearch().solve(problem, 10)
+    best = brute_force(problem)
+    assert is_feasible(problem, found.placement)
+    assert found.bound <= best * (1 + 1e-9) <= objective(problem, found.placement) * (1 + 2e-9)
+
+
+@settings(max_examples=500, deadline=None)
+@given(problems(devices=(3,), objectives=SUMS), st.data())
+def test_a_cut_between_two_is_the_best_with_all_else_held(problem, data):
+    start = tuple(data.draw(st.sampled_from(sorted(a))) for a in problem.allowed)
+    pair = data.draw(st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 1)]))
+    free = {g for g, d in enumerate(start) if d in pair and problem.allowed[g] >= set(pair)}
+    found = cut_between(problem, start, pair, free)
+    held = [
+        p
+        for p in placements(problem)
+        if all(p[g] in pair if g in free else p[g] == start[g] for g in range(len(start)))
+    ]
+    assert found in held
+    assert objective(problem, found) == close(min(objective(problem, p) for p in held))
+
+
+@settings(max_examples=500, deadline=None)
+@given(problems(objectives=SUMS))
+def test_greedy_is_never_better(problem):
+    placement = Greedy().solve(problem, 1).placement
+    assert objective(problem, placement) >= objective(problem, solve(problem).placement) * (
+        1 - 1e-9
+    )
+
+
+def test_greedy_pays_for_copies_that_the_cut_avoids():
+    """The middle of a chain cannot run on the fast device; two copies cost more than they save."""
+    problem = make_large(3, 2)
+    inf = math.inf
+    ways = dict.fromkeys(problem.figures[SECONDS].ways, Way(2.0, 0.0))
+    figure = Figure(((3.0, 2.0), (3.0, inf), (3.0, 2.0)), ways)
+    tensors = (Tensor("x", 1, -1, (0,)), Tensor("a", 1, 0, (1,)), Tensor("b", 1, 1, (2,), True))
+    allowed = (frozenset({0, 1}), frozenset({0}), frozenset({0, 1}))
+    problem = dataclasses.replace(
+        problem, tensors=tensors, allowed=allowed, figures={SECONDS: figure}
+    )
+    assert Greedy().solve(problem, 1).placement == (1, 0, 1)
+    assert MinimumCut().solve(problem, 1).placement == (0, 0, 0)
+
+
+def test_equal_devices_are_not_split():
+    """Two equal devices in one memory: everything stays on the first."""
+    problem = make_problem(1, 2, 8, forbid=0.0)
+    figure = problem.figures[SECONDS]
+    same = dataclasses.replace(figure, groups=tuple((row[0], row[0]) for row in figure.groups))
+    problem = dataclasses.replace(problem, places=(0, 0), figures={SECONDS: same})
+    assert solve(problem).placement == (0,) * 8
+
+
+def test_throughput_counts_the_busiest():
+    problem = make_problem(5, 2, 6, "throughput")
+    placement = IntegerProgram().solve(problem, 10).placement
+    assert objective(problem, placement) == max(busy(problem, placement).values())
+    assert math.fsum(busy(problem, placement).values()) == close(total(problem, SECONDS, placement))
+
+
+def test_nothing_to_place_and_no_device():
+    problem = make_problem(1, 2, 3)
+    empty = dataclasses.replace(problem, groups=(), tensors=(), allowed=(), weights=())
+    assert IntegerProgram().solve(empty, 1).placement == ()
+    nowhere = dataclasses.replace(problem, allowed=(frozenset(), *problem.allowed[1:]))
+    for solver in (MinimumCut(), IntegerProgram(), LocalSearch(), Greedy()):
+        with pytest.raises(Infeasible):
+            solver.solve(nowhere, 1)
+
+
+@pytest.mark.parametrize(("groups", "devices", "gap"), [(1000, 2, 0), (1000, 3, 0.01)])
+def test_large_graphs_take_seconds(groups, devices, gap):
+    problem = make_large(groups, devices)
+    started = time.monotonic()
+    found = solve(problem, 10)
+    assert time.monotonic() - started < 20
+    assert found.bound >= objective(problem, found.placement) * (1 - gap)
+
+
+def make_large(groups, devices, seed=0):
+    """A deep network of short branches, as real models are."""
+    source = random.Random(seed)
+    small = make_problem(seed, devices, 2)
+    readers = {g: set() for g in range(groups)}
+    for group in range(1, groups):
+        for _ in range(source.choice((1, 1, 1, 2))):
+            readers[max(0, group - source.choice((1, 1, 1, 2, 4)))].add(group)
+    tensor = type(small.tensors[0])
+    tensors = [
+        tensor(f"t{g}", source.randint(0, 7), g, tuple(sorted(r)), not r)
+        for g, r in readers.items()
+    ]
+    prices = tuple(tuple(source.uniform(0, 7) for _ in range(devices)) for _ in range(groups))
+    figure = dataclasses.replace(small.figures[SECONDS], groups=prices)
+    return dataclasses.replace(
+        small,
+        places=tuple(range(devices)),
+        groups=tuple(map(str, range(groups))),
+        tensors=(*tensors, tensor("x", 3, -1, (0,))),
+        allowed=(frozenset(range(devices)),) * groups,
+        figures={SECONDS: dataclasses.replace(figure, ways=ways(devices))},
+        weights=(1,) * groups,
+    )
+
+
+def ways(devices):
+    from tests.placement.solvers.problems import make_ways
+
+    return make_ways(tuple(range(devices)), random.Random(1))

@@ -1,0 +1,185 @@
+"""From graphs and profiles to problems: bytes, readers, memories, and what a copy costs."""
+
+import dataclasses
+import math
+
+import onnx_ir as ir
+import pytest
+from hybridc.cost_models.cost import Ranked
+from hybridc.cost_models.device import DeviceProfile, MemoryLevel
+from hybridc.cost_models.link import Route
+from hybridc.cost_models.load import DeviceModel
+from hybridc.cost_models.roofline import Roofline
+from hybridc.targets.protocol import Device
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridc.errors import UsageError
+from hybridc.placement.cost_graph import CostGraph, make_cost_graph
+from hybridc.placement.group import make_groups
+from hybridc.placement.hardware import HANDOFF_SECONDS, Hardware, load_hardware, make_problem
+from hybridc.placement.moves import change_of_move, tensors_of
+from hybridc.placement.problem import HOST, SECONDS, objective, total
+from tests.models import branched_model, make_model, node
+from tests.placement.graphs import models
+from tests.placement.solvers.problems import make_problem as random_problem
+
+CPU = DeviceProfile(
+    "cpu", "data sheet", "", {"float32": 1e9}, (MemoryLevel("m", 10**9, 1e9),), 1e-6
+)
+GPU = dataclasses.replace(
+    CPU,
+    in_host_memory=False,
+    synchronize_seconds=1e-5,
+    to_host=Route(1e-6, 1e9),
+    from_host=Route(2e-6, 2e9),
+    watts=10.0,
+    dollars_per_hour=3600.0,
+)
+
+
+def hardware(links=(), **profiles):
+    found = {n: DeviceModel(p, Ranked([Roofline()])) for n, p in profiles.items()}
+    return Hardware(tuple(profiles), found, dict(links))
+
+
+def problem_of(hardware):
+    """The ways of a problem without groups."""
+    return make_problem(CostGraph((), ()), hardware, ())
+
+
+@pytest.mark.parametrize(
+    ("profiles", "links", "places"),
+    [
+        ({"a": CPU}, {}, (0,)),
+        ({"a": CPU, "b": CPU}, {}, (0, 0)),
+        ({"a": GPU, "b": CPU, "c": GPU}, {}, (1, 0, 2)),
+        ({"a": CPU, "b": CPU}, {("a", "b"): Route(1, 1), ("b", "a"): Route(1, 1)}, (0, 1)),
+    ],
+)
+def test_memories(profiles, links, places):
+    assert hardware(links, **profiles).places() == places
+
+
+def test_ways():
+    problem = problem_of(hardware(a=CPU, b=CPU, c=GPU, d=GPU))
+    seconds = {key: (way.fixed, way.per_byte) for key, way in problem.figures[SECONDS].ways.items()}
+    assert problem.places == (0, 0, 1, 2)
+    assert seconds[0, 1] == seconds[HOST, 1] == (2e-6, 0.5e-9)
+    assert seconds[2, 0] == pytest.approx((1e-5 + 1e-6, 1e-9))
+    assert seconds[2, 2] == pytest.approx((1e-5 + 1e-6 + 2e-6, 1.5e-9)), "through the host"
+    assert seconds[0, 3 + 1] == (HANDOFF_SECONDS, 0.0)
+    assert problem.destination(0, 1) == 4
+    assert problem.destination(0, HOST) is problem.destination(HOST, 1) is None
+    assert problem.destination(2, 0) == problem.destination(2, HOST) == 0
+
+
+def test_a_link_that_was_given_counts():
+    link = {("c", "d"): Route(7.0, 1.0), ("d", "c"): Route(8.0, 1.0)}
+    ways = problem_of(hardware(link, a=CPU, c=GPU, d=GPU)).figures[SECONDS].ways
+    assert ways[1, 2].fixed == pytest.approx(7.0 + 1e-5)
+    assert ways[2, 1].fixed == pytest.approx(8.0 + 1e-5)
+    assert ways[1, 0].fixed == pytest.approx(1.1e-5)
+
+
+def test_two_machines():
+    link = {("a", "b"): Route(1.0, 1e6), ("b", "a"): Route(2.0, 1e6)}
+    ways = problem_of(hardware(link, a=CPU, b=CPU, c=GPU)).figures[SECONDS].ways
+    assert ways[HOST, 1].fixed == ways[0, 1].fixed == 1.0
+    assert ways[1, 2].fixed == pytest.approx(2.0 + 2e-6), "back, and then to the GPU"
+
+
+@pytest.mark.parametrize("objective", ["energy", "cost"])
+def test_energy_and_money(objective):
+    """At 10 watts and a dollar a second, they are the seconds times that."""
+    graph = make_cost_graph(*described(branched_model()), {})
+    allowed = [frozenset({0})] * len(graph.groups)
+    problem = make_problem(graph, hardware(a=GPU), allowed, objective)
+    rate = {"energy": 10.0, "cost": 1.0}[objective]
+    seconds = [row[0] for row in problem.figures[SECONDS].groups]
+    assert [row[0] / rate for row in problem.figure.groups] == pytest.approx(seconds)
+    with pytest.raises(UsageError, match="the energy of a device is not known"):
+        make_problem(graph, hardware(a=CPU), allowed, "energy")
+
+
+def described(model):
+    import onnx
+
+    graph = ir.from_proto(onnx.shape_inference.infer_shapes(model)).graph
+    return graph, make_groups(list(graph))
+
+
+def test_tensors_of_the_branched_model():
+    graph, groups = described(branched_model())
+    found = {t.name: t for t in make_cost_graph(graph, groups, {}).tensors}
+    index = {group.name: number for number, group in enumerate(groups)}
+    assert found["x"].source == HOST
+    assert found["stem.y"].source == index["stem"]
+    assert found["stem.y"].readers == tuple(sorted((index["left"], index["right"])))
+    assert found["x"].bytes == 4 * 3 * 8 * 8
+    assert [t.name for t in found.values() if t.is_output] == [str(v.name) for v in graph.outputs]
+    assert "left.y" not in found, "it stays inside of a group"
+
+
+def test_dynamic_sizes_are_counted_where_asked():
+    nodes = [node("Exp", "x", "a", "one"), node("MatMul", "a a", "y", "two")]
+    model = make_model(nodes, {"x": ("n", "n")}, {"y": ("n", "n")})
+    graph, groups = described(model)
+    small, large = (make_cost_graph(graph, groups, {"n": n}) for n in (4, 8))
+    assert [t.bytes for t in small.tensors] == [64, 64, 64]
+    assert [t.bytes for t in large.tensors] == [256, 256, 256]
+    assert small.groups[1].work.operations == 2 * 4**3
+    assert large.groups[1].nodes == ("two",)
+    unknown = make_cost_graph(graph, groups, {})
+    assert not unknown.groups[1].work.is_known
+    assert str(next(iter(graph)).outputs[0].shape[0]) == "n", "the graph stays as it was"
+
+
+@settings(max_examples=200, deadline=None)
+@given(models(), st.data())
+def test_every_tensor_is_copied_once_to_each_memory(graph, data):
+    """Against a count straight from the graph's nodes."""
+    groups = make_groups(list(graph))
+    described = make_cost_graph(graph, groups, {})
+    machine = hardware(a=CPU, b=GPU, c=GPU)
+    problem = make_problem(described, machine, [frozenset({0, 1, 2})] * len(groups))
+    placement = tuple(data.draw(st.integers(0, 2)) for _ in groups)
+    home = {n: placement[i] for i, group in enumerate(groups) for n in group.nodes}
+    wanted = set()
+    for node_ in graph:
+        for value in node_.inputs:
+            source = home[value.producer()] if value.producer() else 0
+            if source != home[node_]:
+                wanted.add((str(value.name), home[node_]))
+    wanted |= {(str(v.name), 0) for v in graph.outputs if v.producer() and home[v.producer()] != 0}
+    copies = [(tensor.name, destination) for tensor, _, destination in problem.copies(placement)]
+    assert sorted(copies) == sorted(wanted)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6), st.data())
+def test_the_change_of_a_move_is_exact(seed, data):
+    problem = random_problem(seed, 3, 6, forbid=0.0)
+    placement = tuple(data.draw(st.integers(0, 2)) for _ in range(6))
+    group, device = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 2))
+    change = change_of_move(problem, placement, group, device, tensors_of(problem)[group])
+    moved = (*placement[:group], device, *placement[group + 1 :])
+    difference = objective(problem, moved) - objective(problem, placement)
+    assert change.total == pytest.approx(difference, abs=1e-9)
+    assert math.isfinite(total(problem, SECONDS, moved))
+
+
+LLVM, CUDA = Device("llvm:0", "llvm", "znver3"), Device("cuda:0", "cuda", "sm_90")
+PORTABLE = Device("llvm:0", "llvm", "")
+REFUGE = Device("onnxruntime:0", "onnxruntime")
+
+
+def test_hardware_out_of_profiles():
+    known = load_hardware((LLVM, CUDA), REFUGE, {}, {}, {})
+    assert known.names == ("llvm:0", "cuda:0", "onnxruntime:0")
+    assert known.models["onnxruntime:0"] is known.models["llvm:0"]
+    assert load_hardware((PORTABLE, CUDA), REFUGE, {}, {}, {}) is None
+    given = load_hardware((PORTABLE, CUDA), REFUGE, {"llvm:0": "pocl"}, {}, {})
+    assert "PoCL" in given.models["llvm:0"].profile.name
+    with pytest.raises(UsageError, match=r"no profile is known for llvm:0.*--profile llvm:0="):
+        load_hardware((PORTABLE, CUDA), REFUGE, {"cuda:0": "l4"}, {}, {})
