@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -127,27 +128,38 @@ def parse_profile(data: Mapping[str, Any], where: str) -> DeviceProfile:
         if unknown:
             raise ValueError(f"it has no field {unknown[0]!r}")
         profile: DeviceProfile = build_record(DeviceProfile, data, "profile")
-        _check(profile)
+        check_profile(profile)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{where} is no profile of a device: {error}") from error
     return profile
 
 
-def _check(profile: DeviceProfile) -> None:
+def check_profile(profile: DeviceProfile) -> None:
+    """Whether a profile's figures make sense together.
+
+    Raises:
+        ValueError: One does not.
+    """
     if DEFAULT_DTYPE not in profile.peaks:
         raise ValueError(f"peaks has no {DEFAULT_DTYPE}")
     if not profile.memory:
         raise ValueError("memory is empty")
+    routes = [route for route in (profile.to_host, profile.from_host) if route is not None]
     rates = [*profile.peaks.values(), *(level.bytes_per_second for level in profile.memory)]
     rates += [*(level.bytes for level in profile.memory), *profile.efficiency.values()]
-    if not all(0 < rate < float("inf") for rate in rates):
+    rates += [route.bytes_per_second for route in routes]
+    if not all(0 < rate < math.inf for rate in rates):
         raise ValueError("a peak, size, bandwidth or efficiency is not above zero")
-    if not 0 <= profile.launch_seconds < float("inf") or not profile.synchronize_seconds >= 0:
-        raise ValueError("a time is below zero")
+    prices = [profile.joules_per_operation, profile.joules_per_byte, profile.watts]
+    amounts = [profile.launch_seconds, profile.synchronize_seconds]
+    amounts += [price or 0.0 for price in (*prices, profile.dollars_per_hour)]
+    amounts += [amount for r in routes for amount in (r.latency_seconds, r.joules_per_byte)]
+    if not all(0 <= amount < math.inf for amount in amounts):
+        raise ValueError("a time, an energy or a price is below zero")
     wrong = sorted(set(profile.efficiency) - set(CLASSES))
     if wrong:
         raise ValueError(f"there is no class of operators {wrong[0]!r}")
-    if not profile.in_host_memory and (profile.to_host is None or profile.from_host is None):
+    if not profile.in_host_memory and len(routes) < 2:
         raise ValueError("a device with memory of its own needs to_host and from_host")
 
 

@@ -23,7 +23,7 @@ from hybridc.bundle.manifest import STRING, UNKNOWN_RANK, Manifest, TensorSpec
 from hybridc.bundle.storage import staging_folder
 from hybridc.bundle.tensors import Array
 from hybridc.bundle.write import check_destination, publish, storage_error
-from hybridc.errors import AccuracyError, BundleError, InternalError
+from hybridc.errors import AccuracyError, BudgetError, BundleError, InternalError
 from hybridc.frontend.bind import bind_inputs
 from hybridc.frontend.read import Source, read_model
 from hybridc.frontend.shapes import Range, model_inputs, specialize
@@ -148,6 +148,7 @@ def build(
     progress(f"[4/6] building {len(parts)} part{'s' * (len(parts) != 1)}")
     pool = WeightPool()
     built_parts = tuple(_build_parts(placed, pool))
+    _keep_memory(built_parts, options.rules)
     specs = {
         value: _spec(value, source.types) for value in (*model_inputs(model), *model.graph.outputs)
     }
@@ -163,7 +164,8 @@ def build(
         options.tolerance,
         plan,
     )
-    return built, prepared.notes
+    notes = plan.notes if len(options.devices) > 1 else ()
+    return built, (*prepared.notes, *notes)
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,24 @@ def _build_parts(placed: Placed, pool: WeightPool) -> Iterator[BuiltPart]:
         artifact = find_target(part.device.kind).build(lowered, part.device.specification)
         names = tuple(pool.add(name, array) for name, array in artifact.weights.items())
         yield BuiltPart(part, artifact, names)
+
+
+def _keep_memory(parts: Sequence[BuiltPart], rules: Rules) -> None:
+    """Hold the built code to the limits on memory: its weights and its intermediate tensors."""
+    for rule in rules.limits:
+        own = [item for item in parts if item.part.device.name == rule.device]
+        weights = {name: array.nbytes for item in own for name, array in _weights(item)}
+        used = sum(weights.values()) + sum(item.artifact.memory_bytes for item in own)
+        if rule.option == "memory" and used > rule.most:
+            raise BudgetError(
+                f"{rule} is not kept: the code that was built takes {used} bytes there, "
+                f"{sum(weights.values())} of them for weights"
+            )
+
+
+def _weights(item: BuiltPart) -> Iterator[tuple[str, Array]]:
+    """A part's weights by the name that they are stored under."""
+    return zip(item.weights, item.artifact.weights.values(), strict=True)
 
 
 def _spec(value: ir.Value, types: Mapping[str, str]) -> TensorSpec:

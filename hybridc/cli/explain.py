@@ -150,8 +150,8 @@ def plan_lines(plan: PlanFile) -> list[str]:
             ]
         )
     counts = Counter(group.why for group in plan.groups)
-    reasons = ", ".join(f"{count} by {why}" for why, count in counts.most_common())
-    lines.append(f"placed: {reasons}")
+    reasons = ", ".join(f"{why} {count}" for why, count in counts.most_common())
+    lines.append(f"groups by reason: {reasons}")
     return lines + [f"note: {note}" for note in plan.notes]
 
 

@@ -101,6 +101,41 @@ class Decision:
         return [self.devices[device] for device in self.placement]
 
 
+@dataclass(frozen=True)
+class _Case:
+    """What is known before devices are chosen: groups, and who may run them."""
+
+    request: Request
+    groups: tuple[Group, ...]
+    devices: tuple[Device, ...]
+    exclusions: Exclusions
+    refused: Refused
+
+    def allowed(self, rules: Sequence[Rule] | None = None) -> list[frozenset[int]]:
+        """Devices that may run each group, by all rules or by some; empty where none may."""
+        return [self.allowed_for(index, rules) for index in range(len(self.groups))]
+
+    def allowed_for(self, index: int, rules: Sequence[Rule] | None = None) -> frozenset[int]:
+        """Devices that may run one group."""
+        group, taken = self.groups[index], self.exclusions.by_group[index]
+        may = {
+            number
+            for number, device in enumerate(self.devices)
+            if not any(rules is None or r in rules for r in taken.get(device.name, ()))
+        }
+        given = set(range(len(self.request.devices)))
+        if self.request.fixed is not None:
+            wanted = _fixed_device(self.request.fixed, group.nodes[0])
+            may &= {number for number, device in enumerate(self.devices) if device.name == wanted}
+            given |= may
+        able = {
+            number
+            for number in may & given
+            if not any(self.devices[number] in self.refused.get(n, ()) for n in group.nodes)
+        }
+        return frozenset(able or may - set(range(len(self.request.devices))))
+
+
 def decide(graph: ir.Graph, request: Request, refused: Refused, refuge: Device) -> Decision:
     """Place the groups of a graph.
 
@@ -118,11 +153,12 @@ def decide(graph: ir.Graph, request: Request, refused: Refused, refuge: Device) 
     devices = request.devices + ((refuge,) if refuge not in request.devices else ())
     groups = tuple(_groups(graph, refused, request.fixed))
     _refuse_leaks(graph, request.rules)
-    names = [device.name for device in devices]
-    exclusions = exclude(graph, groups, request.rules, names)
-    allowed = _allowed(request, groups, devices, exclusions, refused)
-    if not all(allowed):
-        _refuse_conflict(request, groups, devices, exclusions, refused)
+    exclusions = exclude(graph, groups, request.rules, [device.name for device in devices])
+    case = _Case(request, groups, devices, exclusions, refused)
+    allowed = case.allowed()
+    for index, may in enumerate(allowed):
+        if not may:
+            raise _conflict(case, index)
     decision = Decision(groups, devices, (), exclusions, refused)
     if request.hardware is None:
         if request.rules.limits:
@@ -130,7 +166,7 @@ def decide(graph: ir.Graph, request: Request, refused: Refused, refuge: Device) 
                 f"{request.rules.limits[0]} needs to know the devices: give a --profile for each"
             )
         return dataclasses.replace(decision, placement=tuple(min(may) for may in allowed))
-    costs = _solve(graph, request, groups, allowed, request.hardware)
+    costs = _solve(case, make_cost_graph(graph, groups, request.sizes), request.hardware)
     return dataclasses.replace(decision, placement=costs.solution.placement, costs=costs)
 
 
@@ -162,29 +198,6 @@ def _fixed_device(fixed: Mapping[str, str], node: ir.Node) -> str:
         ) from None
 
 
-def _allowed(
-    request: Request,
-    groups: Sequence[Group],
-    devices: Sequence[Device],
-    exclusions: Exclusions,
-    refused: Refused,
-) -> list[frozenset[int]]:
-    """Devices that may run each group; empty where none may."""
-    allowed = []
-    for group, taken in zip(groups, exclusions.by_group, strict=True):
-        may = {i for i, d in enumerate(devices) if d.name not in taken}
-        if request.fixed is not None:
-            wanted = _fixed_device(request.fixed, group.nodes[0])
-            may &= {i for i, d in enumerate(devices) if d.name == wanted}
-            own = may
-        else:
-            own = may & set(range(len(request.devices)))
-        able = {i for i in own if not any(devices[i] in refused.get(n, ()) for n in group.nodes)}
-        last = {i for i in may if i >= len(request.devices)}
-        allowed.append(frozenset(able or last))
-    return allowed
-
-
 def _refuse_leaks(graph: ir.Graph, rules: Rules) -> None:
     for rule, outputs in leaking_outputs(graph, rules).items():
         raise UnsupportedError(
@@ -193,43 +206,19 @@ def _refuse_leaks(graph: ir.Graph, rules: Rules) -> None:
         )
 
 
-def _refuse_conflict(
-    request: Request,
-    groups: Sequence[Group],
-    devices: Sequence[Device],
-    exclusions: Exclusions,
-    refused: Refused,
-) -> None:
-    """Raise an error with the smallest set of rules that leaves a group without a device."""
-    for group, taken in zip(groups, exclusions.by_group, strict=True):
-        if _allowed(request, [group], devices, Exclusions([taken]), refused)[0]:
-            continue
-        rules = list(dict.fromkeys(rule for found in taken.values() for rule in found))
-
-        def can_hold(
-            some: Sequence[Rule],
-            taken: Mapping[str, Sequence[Rule]] = taken,
-            group: Group = group,
-        ) -> bool:
-            left = {n: [r for r in own if r in some] for n, own in taken.items()}
-            own = Exclusions([{name: found for name, found in left.items() if found}])
-            return bool(_allowed(request, [group], devices, own, refused)[0])
-
-        raise _conflict(request, group, smallest_conflict(rules, can_hold), refused)
-
-
-def _conflict(
-    request: Request, group: Group, rules: Sequence[Rule], refused: Refused
-) -> UnsupportedError:
+def _conflict(case: _Case, index: int) -> UnsupportedError:
+    """An error with the smallest set of rules that leaves a group without a device."""
+    group, taken = case.groups[index], case.exclusions.by_group[index]
+    rules = list(dict.fromkeys(rule for found in taken.values() for rule in found))
+    found = smallest_conflict(rules, lambda some: bool(case.allowed_for(index, some)))
     reasons = [
         (str(node.name), node.op_type, f"{device.name}: {reason}")
         for node in group.nodes
-        for device, reason in refused.get(node, {}).items()
+        for device, reason in case.refused.get(node, {}).items()
     ]
-    parties = ["the plan"] if request.fixed is not None else []
-    parties += map(str, rules)
-    texts = " and ".join(parties)
-    nodes = ", ".join(str(node.name) for node in group.nodes)
+    parties = ["the plan"] if case.request.fixed is not None else []
+    parties += map(str, found)
+    texts, nodes = " and ".join(parties), ", ".join(str(node.name) for node in group.nodes)
     if len(parties) < 2:
         return UnsupportedError(f"{texts} cannot be kept for {nodes}:", tuple(reasons))
     return UnsupportedError(
@@ -239,21 +228,20 @@ def _conflict(
     )
 
 
-def _solve(
-    graph: ir.Graph,
-    request: Request,
-    groups: Sequence[Group],
-    allowed: Sequence[frozenset[int]],
-    hardware: Hardware,
-) -> Costs:
-    described = make_cost_graph(graph, groups, request.sizes)
-    limits, memory = limits_of(request.rules.limits)
-    problem = make_problem(described, hardware, allowed, request.objective, limits, memory)
+def _solve(case: _Case, graph: CostGraph, hardware: Hardware) -> Costs:
+    problem = _problem(case, graph, hardware, case.request.rules.rules)
     try:
-        solution = solve(problem, request.seconds)
+        solution = solve(problem, case.request.seconds)
     except Infeasible as error:
-        raise _over_budget(problem, request, error.proven) from error
-    return Costs(described, hardware, problem, solution)
+        raise _over_budget(case, graph, hardware, error.proven) from error
+    return Costs(graph, hardware, problem, solution)
+
+
+def _problem(case: _Case, graph: CostGraph, hardware: Hardware, rules: Sequence[Rule]) -> Problem:
+    """The problem with some of the rules."""
+    limits, memory = limits_of([rule for rule in rules if isinstance(rule, LimitRule)])
+    allowed = case.allowed(rules)
+    return make_problem(graph, hardware, allowed, case.request.objective, limits, memory)
 
 
 def limits_of(rules: Sequence[LimitRule]) -> tuple[dict[str, float], dict[str, int]]:
@@ -268,30 +256,27 @@ def limits_of(rules: Sequence[LimitRule]) -> tuple[dict[str, float], dict[str, i
     return limits, memory
 
 
-def _over_budget(problem: Problem, request: Request, proven: bool) -> BudgetError:
-    """An error with the rules that cannot be kept together."""
-    limits = request.rules.limits
+def _over_budget(case: _Case, graph: CostGraph, hardware: Hardware, proven: bool) -> BudgetError:
+    """An error with the smallest set of rules that no placement keeps."""
+    rules, seconds = case.request.rules, case.request.seconds
     if not proven:
-        names = " and ".join(map(str, limits))
+        names = " and ".join(map(str, rules.limits))
         return BudgetError(
-            f"no placement was found in {request.seconds:g} s that keeps {names}; give more time "
-            "with --solve-seconds"
+            f"no placement was found in {seconds:g} s that keeps {names}; give more time with "
+            "--solve-seconds"
         )
 
     def can_hold(some: Sequence[Rule]) -> bool:
-        seconds, memory = limits_of([rule for rule in some if isinstance(rule, LimitRule)])
-        numbers = {problem.devices.index(name): most for name, most in memory.items()}
         try:
-            solve(dataclasses.replace(problem, limits=seconds, memory=numbers), request.seconds)
+            solve(_problem(case, graph, hardware, some), seconds)
         except Infeasible as error:
             return not error.proven
         return True
 
-    conflict = smallest_conflict(limits, can_hold)
-    texts = " and ".join(map(str, conflict))
-    free = dataclasses.replace(problem, objective=LATENCY, limits={}, memory={})
-    fastest = objective(free, solve(free, request.seconds).placement)
+    texts = " and ".join(map(str, smallest_conflict(rules.rules, can_hold)))
+    free = dataclasses.replace(_problem(case, graph, hardware, ()), objective=LATENCY)
+    fastest = objective(free, solve(free, seconds).placement)
     return BudgetError(
         f"{texts} cannot be kept: no placement does so, by the cost model; the fastest one without "
-        f"limits takes {fastest * 1e3:.3g} ms"
+        f"rules takes {fastest * 1e3:.3g} ms"
     )

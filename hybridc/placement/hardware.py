@@ -139,12 +139,8 @@ def make_problem(
         UsageError: The objective needs a figure that a profile does not have.
     """
     places = hardware.places()
-    seconds = Figure(_seconds(graph, hardware, allowed), _ways(hardware, places))
-    figures = {SECONDS: seconds, DOLLARS: _dollars(hardware, places, seconds)}
-    joules = _joules(graph, hardware, allowed, places, seconds)
-    if joules is not None:
-        figures[JOULES] = joules
-    elif objective == ENERGY:
+    figures = _figures(graph, hardware, allowed, places)
+    if objective == ENERGY and JOULES not in figures:
         raise UsageError(
             "the energy of a device is not known; its profile needs watts, or joules_per_operation "
             "and joules_per_byte"
@@ -161,6 +157,20 @@ def make_problem(
         {hardware.names.index(name): most for name, most in (memory or {}).items()},
         tuple(group.work.weight_bytes for group in graph.groups),
     )
+
+
+def _figures(
+    graph: CostGraph,
+    hardware: Hardware,
+    allowed: Sequence[frozenset[int]],
+    places: Sequence[int],
+) -> dict[str, Figure]:
+    seconds = Figure(_seconds(graph, hardware, allowed), _ways(hardware, places))
+    figures = {SECONDS: seconds, DOLLARS: _dollars(hardware, places, seconds)}
+    joules = _joules(graph, hardware, allowed, places, seconds)
+    if joules is not None:
+        figures[JOULES] = joules
+    return figures
 
 
 _Rows = tuple[tuple[float, ...], ...]

@@ -7,13 +7,15 @@ explained, and asked what other hardware would change, without the model.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hybridc.bundle.manifest import build_record
-from hybridc.cost_models.device import DeviceProfile
+from hybridc.cost_models.device import DeviceProfile, check_profile
 from hybridc.cost_models.group_work import GroupWork
 from hybridc.errors import UsageError
 from hybridc.placement.rules import RuleTexts
@@ -223,13 +225,32 @@ def plan_from_json(text: str | bytes, where: str) -> PlanFile:
         if str(data.get("schema", "")).partition(".")[0] != SCHEMA.partition(".")[0]:
             raise ValueError(f"its schema is {data.get('schema')!r}, and this reads {SCHEMA}")
         plan: PlanFile = build_record(PlanFile, data, "plan")
-        names = {device.name for device in plan.devices}
-        for group in plan.groups:
-            if group.device not in names:
-                raise ValueError(
-                    f"group {group.name!r} is on device {group.device!r}; "
-                    f"the devices are {', '.join(sorted(names))}"
-                )
+        _check(plan)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f"{where} is no plan: {error}") from error
     return plan
+
+
+def _check(plan: PlanFile) -> None:
+    """What the types do not say: names, indices, and figures that make sense."""
+    names = [device.name for device in plan.devices]
+    for group in plan.groups:
+        if group.device not in names:
+            raise ValueError(
+                f"group {group.name!r} is on device {group.device!r}; the devices are "
+                f"{', '.join(names)}"
+            )
+    for device in plan.devices:
+        if device.profile is not None:
+            check_profile(device.profile)
+    for index, tensor in enumerate(plan.tensors):
+        ends = (tensor.source, *tensor.readers)
+        fits = tensor.source >= -1 and all(a < b for a, b in itertools.pairwise(ends))
+        if not fits or max(ends) >= len(plan.groups) or tensor.bytes < 0:
+            raise ValueError(f"tensors[{index}] does not fit the groups")
+    seconds = [cost.seconds for group in plan.groups for cost in group.costs]
+    seconds += [link.latency_seconds for link in plan.links]
+    if not all(0 <= value < math.inf for value in seconds):
+        raise ValueError("a time is below zero")
+    if not all(0 < link.bytes_per_second < math.inf for link in plan.links):
+        raise ValueError("a bandwidth is not above zero")

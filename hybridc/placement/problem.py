@@ -230,7 +230,7 @@ def peak_memory(problem: Problem, placement: Sequence[int], device: int) -> int:
     held += sum(
         tensor.bytes
         for tensor, source, destination in problem.copies(placement)
-        if destination == problem.place(device) and problem.place(source) != destination
+        if is_held(problem, device, tensor, source, destination)
     )
     changes = [0] * (len(placement) + 1)
     for tensor in problem.tensors:
@@ -243,6 +243,13 @@ def peak_memory(problem: Problem, placement: Sequence[int], device: int) -> int:
         alive += change
         most = max(most, alive)
     return held + most
+
+
+def is_held(problem: Problem, device: int, tensor: Tensor, source: int, destination: int) -> bool:
+    """Whether a copy takes memory of a device; results that go to the caller are the caller's."""
+    if destination != problem.place(device) or problem.place(source) == destination:
+        return False
+    return not (tensor.is_output and destination == 0)
 
 
 def lifetime(tensor: Tensor, groups: int) -> tuple[int, int]:

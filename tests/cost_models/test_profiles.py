@@ -66,6 +66,10 @@ def test_default_profiles(kind, specification, profile):
         ({"launch_seconds": -1}, "below zero"),
         ({"launch_seconds": "fast"}, "launch_seconds is not float"),
         ({"in_host_memory": False}, "to_host"),
+        ({"watts": -1.0}, "below zero"),
+        ({"launch_seconds": float("nan")}, "below zero"),
+        ({"to_host": {"latency_seconds": 0, "bytes_per_second": 0}}, "not above zero"),
+        ({"to_host": {"latency_seconds": 0}}, "bytes_per_second"),
         ({"efficiency": {"Conv": 0.5}}, "no class of operators 'Conv'"),
     ],
 )

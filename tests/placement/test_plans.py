@@ -51,6 +51,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+TENSOR = {"name": "t", "bytes": 1, "source": -1, "readers": [0, 1], "is_output": False}
+LINKED = {"source": "near", "destination": "far", "latency_seconds": 1, "bytes_per_second": 1}
 PROFILES = ("--profile", "near=cpu.json", "--profile", "far=fast.json")
 LINK = ("--link", "near-far=1GB,10us")
 MACHINES = ("--target", "near=llvm", "--target", "far=llvm", *PROFILES, *LINK)
@@ -117,6 +119,11 @@ def test_memory():
             ["--memory near=1kB and --memory far=1kB cannot be kept"],
             ["--max-latency"],
         ),
+        (
+            ("--memory", "far=1kB", "--pin", "large=far", "--forbid", "head=far"),
+            ["--pin large=far and --memory far=1kB cannot be kept"],
+            ["--forbid"],
+        ),
     ],
 )
 @pytest.mark.usefixtures("folder")
@@ -163,13 +170,23 @@ def test_files_round_trip():
         ({"schema": "2.0"}, "its schema is '2.0'"),
         ({"groups": 3}, "plan.groups is not a list"),
         ({"devices": []}, "is on device 'far'"),
+        ({"tensors": [TENSOR]}, None),
+        ({"tensors": [{**TENSOR, "source": 9}]}, "tensors.0. does not fit"),
+        ({"tensors": [{**TENSOR, "readers": [0, 0]}]}, "tensors.0. does not fit"),
+        ({"tensors": [{**TENSOR, "bytes": -1}]}, "tensors.0. does not fit"),
+        ({"links": [{**LINKED, "latency_seconds": -1}]}, "below zero"),
+        ({"links": [{**LINKED, "bytes_per_second": 0}]}, "not above zero"),
     ],
 )
 @pytest.mark.usefixtures("folder")
 def test_wrong_files(change, words):
     data = json.loads(plan_to_json(plan(*MACHINES)))
+    text = json.dumps({**data, **change})
+    if words is None:
+        assert plan_from_json(text, "p.json")
+        return
     with pytest.raises(UsageError, match=words):
-        plan_from_json(json.dumps({**data, **change}), "p.json")
+        plan_from_json(text, "p.json")
     with pytest.raises(UsageError, match="it has no groups"):
         plan_from_json("{}", "p.json")
 
@@ -228,11 +245,28 @@ def test_compile_places_by_cost():
 
 
 @pytest.mark.usefixtures("folder")
+def test_memory_is_checked_again_when_code_is_there():
+    """Weights are known before; what a part needs inside is not."""
+    limit = ("--memory", f"near={SIZE * 8}", "--pin", "head=near")
+    outcome = command("compile", "m.onnx", "-o", "m.hyb", *MACHINES, *limit)
+    assert outcome.code == 5, outcome
+    assert "--memory" in outcome.stderr
+
+
+@pytest.mark.usefixtures("folder")
+def test_unknown_costs_are_said(folder):
+    options = ("--target", "llvm", "--target", "llvm", "--no-verify", "--format", "json")
+    outcome = command("compile", "m.onnx", "-o", "m.hyb", *options)
+    assert any("costs are not known" in note for note in json.loads(outcome.stdout)["notes"])
+    assert "llvm:0 is the first device that can run it" in command("explain", "m.hyb").stdout
+
+
+@pytest.mark.usefixtures("folder")
 def test_explain():
     plan(*MACHINES)
     text = command("explain", "plan.json").stdout
     assert "no plan is better; solver: minimum cut" in text
-    assert "3 by cost" in text
+    assert "groups by reason: cost 3" in text
     one = command("explain", "plan.json", "large").stdout
     assert "large runs on far: cost" in one
     assert "data sheet" in one

@@ -19,12 +19,12 @@ BLOCK = 200
 """Groups in a block."""
 
 
-def block_bound(problem: Problem, seconds: float) -> float:
+def block_bound(problem: Problem, seconds: float, size: int = BLOCK) -> float:
     """No placement's sum is below this; blocks for which time runs out count without copies."""
     deadline = time.monotonic() + seconds
     bounds = []
-    for first in range(0, len(problem.groups), BLOCK):
-        block = _block(problem, first, min(first + BLOCK, len(problem.groups)))
+    for first in range(0, len(problem.groups), size):
+        block = _block(problem, first, min(first + size, len(problem.groups)))
         left = deadline - time.monotonic()
         bounds.append(IntegerProgram().solve(block, left).bound if left > 0 else 0.0)
         bounds[-1] = max(bounds[-1], simple_bound(block))
@@ -37,7 +37,9 @@ def _block(problem: Problem, first: int, last: int) -> Problem:
     for tensor in problem.tensors:
         inside = first <= tensor.source < last
         readers = tuple(reader - first for reader in tensor.readers if first <= reader < last)
-        if inside or (tensor.source == HOST and readers):
+        # An input that several blocks read may need one copy only: the first block pays for it.
+        starts_here = tensor.source == HOST and first <= min(tensor.readers, default=-1) < last
+        if inside or starts_here:
             source = tensor.source - first if inside else HOST
             tensors.append(dataclasses.replace(tensor, source=source, readers=readers))
     figures = {

@@ -36,6 +36,7 @@ from hybridc.placement.problem import (
     Solution,
     Tensor,
     is_feasible,
+    is_held,
     lifetime,
     objective,
     resource,
@@ -261,9 +262,10 @@ def _limit_memory(model: _Model, device: int, most: int) -> None:
         if device in variables and problem.weights[group]:
             held[variables[device]] = problem.weights[group] / scale
     for (index, source, destination), copies in model.copies.items():
-        if destination == problem.place(device) and problem.place(source) != destination:
+        tensor = problem.tensors[index]
+        if is_held(problem, device, tensor, source, destination):
             for variable in copies:
-                size = problem.tensors[index].bytes / scale
+                size = tensor.bytes / scale
                 held[variable] = held.get(variable, 0.0) + size
     steps: list[dict[int, float]] = [{} for _ in problem.groups]
     for tensor in problem.tensors:

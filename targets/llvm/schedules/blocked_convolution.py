@@ -135,7 +135,8 @@ def _finish(store: Any, final: Any | None, geometry: Geometry) -> tuple[Finish, 
             return tirx.For(lane, _int(0), _int(lanes), tirx.ForKind.VECTORIZED, body)
 
         return copy, True
-    axes, target = axes_of(final), store_of(final)
+    axes = axes_of(final)
+    target: Any = store_of(final)
 
     def finish(indices: Sequence[Any], accumulator: Any, lanes: int) -> Any:
         lane = tirx.Var("lane", "int64")
