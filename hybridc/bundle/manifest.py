@@ -10,6 +10,7 @@ that it does not know; a change that an old reader would misread raises the majo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
@@ -288,7 +289,7 @@ def build_record(kind: Any, value: Any, path: str) -> Any:
 
 def _build_dataclass(kind: Any, value: Any, path: str) -> Any:
     _expect(isinstance(value, dict), path, "an object")
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     known = {f.name for f in dataclasses.fields(kind)}
     return kind(
         **{
@@ -297,6 +298,12 @@ def _build_dataclass(kind: Any, value: Any, path: str) -> Any:
             if name in known
         }
     )
+
+
+@functools.cache
+def _type_hints(kind: Any) -> Mapping[str, Any]:
+    """Types of a dataclass's fields; finding them out takes longer than reading a record."""
+    return typing.get_type_hints(kind)
 
 
 def _build_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:

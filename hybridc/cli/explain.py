@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hybridc.cli.output import format_option, show, size, table
+from hybridc.cli.output import format_option, price, show, size, table
 from hybridc.cli.placing import OBJECTIVES, parse_profiles, read_plan
 
 if TYPE_CHECKING:
     from hybridc.placement.plan_file import PlanCost, PlanFile, PlanGroup, Prediction
     from hybridc.placement.reconsider import Change
 
-_UNITS = {"latency": (1e3, "ms"), "throughput": (1e3, "ms"), "energy": (1e3, "mJ")}
 _NAMES = {"throughput": "slowest stage"}
 
 
@@ -157,8 +156,8 @@ def plan_lines(plan: PlanFile) -> list[str]:
 
 def _figure_lines(prediction: Prediction) -> list[str]:
     name = prediction.objective
-    value = _value(prediction, prediction.value)
-    bound = _value(prediction, prediction.bound)
+    value = price(prediction.objective, prediction.value)
+    bound = price(prediction.objective, prediction.bound)
     proof = f"at most {prediction.gap:.1%} from the best (bound {bound})"
     if prediction.gap <= 1e-6:
         proof = "no plan is better"
@@ -171,15 +170,10 @@ def _figure_lines(prediction: Prediction) -> list[str]:
     if prediction.joules is not None:
         rows.append(["energy", f"{prediction.joules * 1e3:.4g} mJ"])
     rows += [
-        [f"{label} instead", _value(prediction, other)]
+        [f"{label} instead", price(prediction.objective, other)]
         for label, other in prediction.alternatives.items()
     ]
     return lines + table(rows)
-
-
-def _value(prediction: Prediction, value: float) -> str:
-    scale, unit = _UNITS.get(prediction.objective, (1e6, "millionths of a dollar"))
-    return f"{value * scale:.4g} {unit}"
 
 
 def _milliseconds(seconds: float) -> str:
@@ -251,7 +245,7 @@ def _cost_row(plan: PlanFile, group: PlanGroup, cost: PlanCost) -> list[str]:
 
 
 def _signed(prediction: Prediction, value: float) -> str:
-    return ("+" if value >= 0 else "") + _value(prediction, value)
+    return ("+" if value >= 0 else "") + price(prediction.objective, value)
 
 
 def _change_lines(
@@ -260,8 +254,8 @@ def _change_lines(
     assert before.prediction is not None
     assert after.prediction is not None
     lines = [
-        f"before: {_value(before.prediction, before.prediction.value)}",
-        f"after:  {_value(after.prediction, after.prediction.value)}",
+        f"before: {price(before.prediction.objective, before.prediction.value)}",
+        f"after:  {price(after.prediction.objective, after.prediction.value)}",
     ]
     if node is not None:
         return lines + group_lines(after, find_group(after, node))

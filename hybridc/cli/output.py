@@ -53,3 +53,12 @@ def size(count: int) -> str:
 def shape(dims: Sequence[int | str]) -> str:
     """A shape as on the command line; ``scalar`` for rank 0."""
     return "x".join(map(str, dims)) or "scalar"
+
+
+_UNITS = {"latency": (1e3, "ms"), "throughput": (1e3, "ms"), "energy": (1e3, "mJ")}
+
+
+def price(objective: str, value: float) -> str:
+    """What an objective of the placement came to, with its unit."""
+    scale, unit = _UNITS.get(objective, (1e6, "millionths of a dollar"))
+    return f"{value * scale:.4g} {unit}"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hybridc.cli.output import format_option, show
 from hybridc.cli.placing import Asked, compile_options, cost_options, model_options, rule_options
+
+if TYPE_CHECKING:
+    from hybridc.placement.plan_file import PlanFile
 
 
 @click.command("plan")
@@ -24,10 +28,21 @@ from hybridc.cli.placing import Asked, compile_options, cost_options, model_opti
 @model_options
 @rule_options
 @cost_options
+@click.option(
+    "--sweep",
+    metavar="NAME=VALUES",
+    help="Plan for several sizes of a dynamic dimension, as in batch=1,2,4..64, and show where the "
+    "placement changes.",
+)
 @click.option("--no-fallback", is_flag=True, help="Refuse nodes that no target compiles.")
 @format_option
 def command(
-    model: Path, output: Path | None, no_fallback: bool, format_: str, **values: Any
+    model: Path,
+    output: Path | None,
+    sweep: str | None,
+    no_fallback: bool,
+    format_: str,
+    **values: Any,
 ) -> None:
     """Place the ONNX file MODEL on devices by cost, without compiling it.
 
@@ -41,22 +56,45 @@ def command(
           --profile llvm:0=zen3 --profile cuda:0=l4 --link llvm:0-cuda:0=100gbit,10us
     """
     from hybridc.cli.explain import plan_lines
+    from hybridc.cli.sweep import run_sweep, sweep_lines
+    from hybridc.errors import UsageError
+
+    def plan_for(shapes: Sequence[str]) -> PlanFile:
+        return _plan(model, {**values, "shapes": tuple(shapes)}, not no_fallback)
+
+    if sweep is not None:
+        if output is not None:
+            raise UsageError("--sweep makes several plans; leave --output out")
+        data = run_sweep(sweep, values["shapes"], plan_for)
+        show(format_, data, lambda: sweep_lines(data))
+        return
+    plan = plan_for(values["shapes"])
+    if output is not None:
+        _write(plan, output)
+    show(format_, dataclasses.asdict(plan), lambda: plan_lines(plan))
+
+
+def _plan(model: Path, values: Mapping[str, Any], fallback: bool) -> PlanFile:
+    """A plan, by options of the command line."""
     from hybridc.compiler import Options, plan_model
     from hybridc.errors import UsageError
     from hybridc.frontend.read import read_model
-    from hybridc.placement.plan_file import plan_to_json
 
     options = compile_options(Asked(values))
     if options["hardware"] is None:
         names = ", ".join(device.name for device in options["devices"])
         raise UsageError(f"a plan needs to know the devices: give a --profile for {names}")
-    found = plan_model(
-        read_model(model), Options(**options, fallback=not no_fallback, isolate=True)
+    _, _, plan, _ = plan_model(
+        read_model(model), Options(**options, fallback=fallback, isolate=True)
     )
-    plan = found[2]
-    if output is not None:
-        try:
-            output.write_text(plan_to_json(plan), "utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write the plan: {error}") from error
-    show(format_, dataclasses.asdict(plan), lambda: plan_lines(plan))
+    return plan
+
+
+def _write(plan: PlanFile, output: Path) -> None:
+    from hybridc.errors import UsageError
+    from hybridc.placement.plan_file import plan_to_json
+
+    try:
+        output.write_text(plan_to_json(plan), "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the plan: {error}") from error

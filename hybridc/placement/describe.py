@@ -191,10 +191,12 @@ def _groups(decision: Decision, request: Request) -> list[PlanGroup]:
         taken = decision.exclusions.by_group[index]
         found = describe_costs(costs, index, touched[index]) if costs else ((), "", "")
         why, reason = _reason(decision, request, index, refused) or found[1:]
+        here = decision.devices[decision.placement[index]].name
         rows.append(
             PlanGroup(
                 group.name,
-                decision.devices[decision.placement[index]].name,
+                here,
+                here,
                 tuple(str(node.name) for node in group.nodes),
                 why,
                 reason,
@@ -283,7 +285,7 @@ def _by_cost(costs: Costs, index: int, changes: dict[int, Change]) -> tuple[str,
             f"alone would {verb} {abs(change.copies) * scale:.4g} {unit} of copies: "
             f"{change.total * scale:+.4g} {unit} in all"
         )
-    text = f"{own[here] * scale:.4g} {unit} here; " + "; ".join(texts)
+    text = "; ".join([f"{own[here] * scale:.4g} {unit} here", *texts])
     if blocked:
         return blocked, f"{text}; the {blocked} limit does not allow it"
     if problem.objective == THROUGHPUT:

@@ -84,6 +84,7 @@ class PlanGroup:
     Attributes:
         name: Its anchor's name.
         device: Where it runs; edit this.
+        placed: Where it was placed; leave this, so that an edit can be told.
         nodes: Names of its nodes.
         why: ``only device``, ``unsupported``, ``pinned``, ``rule``, ``memory``, ``limit``,
             ``cost``, ``order`` (no costs known: the first device that can) or ``plan`` (edited).
@@ -96,6 +97,7 @@ class PlanGroup:
 
     name: str
     device: str
+    placed: str
     nodes: tuple[str, ...]
     why: str
     reason: str

@@ -7,7 +7,6 @@ Costs of a device stay as they were, measured ones included, unless its profile 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -113,15 +112,24 @@ def as_edited(plan: PlanFile) -> PlanFile:
 
     The bound stays: it is that of the best plan. A plan that was not edited stays as it is.
     """
-    if plan.prediction is None:
+    edited = {index for index, group in enumerate(plan.groups) if group.device != group.placed}
+    if plan.prediction is None or not edited:
         return plan
-    costs = _costs(plan, Change())
     names = [device.name for device in plan.devices]
     placement = tuple(names.index(group.device) for group in plan.groups)
-    edited = _placed(costs, placement, plan.prediction.bound)
-    if math.isclose(predict(edited).latency_seconds, plan.prediction.latency_seconds):
-        return plan
-    return _redescribed(plan, edited)
+    found = _redescribed(plan, _placed(_costs(plan, Change()), placement, plan.prediction.bound))
+    groups = [
+        dataclasses.replace(
+            group,
+            placed=old.placed,
+            why="plan" if index in edited else group.why,
+            reason=f"moved by hand from {old.placed}: {group.reason}"
+            if index in edited
+            else group.reason,
+        )
+        for index, (group, old) in enumerate(zip(found.groups, plan.groups, strict=True))
+    ]
+    return dataclasses.replace(found, groups=tuple(groups))
 
 
 def _placed(costs: Costs, placement: Placement, bound: float) -> Costs:
@@ -168,11 +176,13 @@ def _redescribed(plan: PlanFile, costs: Costs) -> PlanFile:
     touched = tensors_of(costs.problem)
     for index, group in enumerate(plan.groups):
         found, why, reason = describe_costs(costs, index, touched[index])
+        device = costs.problem.devices[costs.solution.placement[index]]
         fixed = len(costs.problem.allowed[index]) < 2 and group.why not in ("cost", "plan")
         groups.append(
             dataclasses.replace(
                 group,
-                device=costs.problem.devices[costs.solution.placement[index]],
+                device=device,
+                placed=device,
                 costs=found,
                 why=group.why if fixed else why,
                 reason=group.reason if fixed else reason,

@@ -66,7 +66,8 @@ def place_of(tensor: Any) -> Place:
 def allocate(like: Any, place: Place) -> Any:
     """A tensor of the shape and type of another, with new memory."""
     make = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
-    return make(tvm_ffi.Shape(like.shape), like.dtype, tvm_ffi.device(_KINDS[place[0]], place[1]))
+    device = tvm_ffi.device(_KINDS[place[0]], place[1])
+    return make(tvm_ffi.Shape(like.shape), like.dtype, device, None)  # no special memory scope
 
 
 def copy(source: Any, destination: Any) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hybridc
+from hybridc.cli.sweep import parse_sweep
 from hybridc.errors import UsageError
 from hybridc.placement.plan_file import plan_from_json, plan_to_json
 from hybridc.placement.reconsider import Change, as_edited, reconsider
@@ -204,6 +205,10 @@ def test_an_edited_plan_is_compiled_as_edited(folder):
     assert again.prediction.value > found.prediction.value
     assert again.prediction.bound == found.prediction.bound
     assert again.prediction.gap > 0
+    mean = next(group for group in again.groups if group.name == "mean")
+    assert (mean.why, mean.placed) == ("plan", "far")
+    assert mean.reason.startswith("moved by hand from far: ")
+    assert all(group.why == "cost" for group in again.groups if group is not mean)
     outcome = command("compile", "m.onnx", "-o", "m.hyb", "--plan", "edited.json")
     assert outcome.code == 0, outcome
     with hybridc.load("m.hyb") as model:
@@ -225,10 +230,8 @@ def test_a_plan_of_another_model(folder):
 @pytest.mark.usefixtures("folder")
 def test_a_plan_against_its_own_rules(folder):
     found = plan(*MACHINES, "--forbid", "large=far")
-    text = plan_to_json(found).replace(
-        '"device": "near",\n   "nodes"', '"device": "far",\n   "nodes"'
-    )
-    (folder / "edited.json").write_text(text)
+    groups = tuple(dataclasses.replace(group, device="far") for group in found.groups)
+    (folder / "edited.json").write_text(plan_to_json(dataclasses.replace(found, groups=groups)))
     outcome = command("compile", "m.onnx", "-o", "o.hyb", "--plan", "edited.json")
     assert outcome.code == 3
     assert "the plan and --forbid large=far contradict each other" in outcome.stderr
@@ -295,6 +298,49 @@ def test_what_if_is_what_a_new_plan_says():
     assert_refused(command("explain", "plan.json", "--profile", "moon=l4"), 2, "moon")
 
 
+def test_a_sweep_finds_the_cross_over(folder):
+    """Ever larger products: at first the copies cost more than the fast machine saves."""
+    nodes = [node("MatMul", "x w", "y", "product")]
+    save(
+        make_model(nodes, {"x": ("n", 64)}, {"y": ("n", 64)}, {"w": random(64, 64)}),
+        folder / "m.onnx",
+    )
+    options = ("plan", "m.onnx", *MACHINES, "--sweep", "n=1..256")
+    data = json.loads(command(*options, "--format", "json").stdout)
+    assert [point["value"] for point in data["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    (row,) = data["crossovers"]
+    assert (row["group"], row["from"], row["to"]) == ("product", "near", "far")
+    for point in data["points"]:
+        shape = ("--shape", f"n={point['value']}")
+        (group,) = plan(*MACHINES, *shape).groups
+        assert group.device == ("far" if point["value"] >= row["at"] else "near")
+        assert point["groups"] == {group.device: 1}
+    text = command(*options).stdout
+    assert f"from n={row['at']} on: product near -> far" in text
+    assert_refused(command(*options, "-o", "p.json"), 2, "leave --output out")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("n=1,2,3", [1, 2, 3]),
+        ("n=1,4..32", [1, 4, 8, 16, 32]),
+        ("n=3..10,20", [3, 6, 20]),
+        ("n=1", None),
+        ("n", None),
+        ("n=2,1", None),
+        ("n=0..4", None),
+        ("n=1..99999999999999999999999999999999999999", None),
+    ],
+)
+def test_values_of_a_sweep(text, values):
+    if values is None:
+        with pytest.raises(UsageError, match="--sweep"):
+            parse_sweep(text)
+    else:
+        assert parse_sweep(text) == ("n", values)
+
+
 def test_a_bundle_without_costs_is_explained_too(bundle):
     outcome = command("explain", bundle)
     assert outcome.code == 0
@@ -354,3 +400,22 @@ def test_bundles_hold_no_paths_of_bindings(tmp_path):
     bind = f"s=@{tmp_path / 'secret.npy'}"
     assert command("compile", path, "-o", tmp_path / "b", "--bind", bind).code == 0
     assert "secret" not in (tmp_path / "b" / "plan.json").read_text()
+
+
+def test_what_a_gpu_refuses_goes_to_the_cpu_and_not_to_the_fallback(tmp_path):
+    """Whether two sizes are equal is checked while running, which a GPU's kernel cannot do."""
+    nodes = [node("MatMul", "a w", "p", "product"), node("Add", "p b", "y", "add")]
+    dims = {"a": ("n", 256), "b": ("m", 256)}
+    path = save(
+        make_model(nodes, dims, {"y": (None, 256)}, {"w": random(256, 256)}), tmp_path / "m"
+    )
+    targets = ("--target", "cuda:sm_90", "--target", "llvm:znver3")
+    ranges = ("--shape", "n=1..4096", "--shape", "m=1..4096")
+    outcome = command("plan", path, *targets, *ranges, "-o", tmp_path / "p.json")
+    assert outcome.code == 0, outcome
+    found = plan_from_json((tmp_path / "p.json").read_text(), "p.json")
+    assert devices(found) == {"product": "cuda:0", "add": "llvm:0"}
+    add = next(group for group in found.groups if group.name == "add")
+    assert add.why == "unsupported"
+    assert "cuda:0 cannot compile it: it checks sizes while the model runs" in add.reason
+    assert found.sizes == {"n": 4096, "m": 4096}

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
+import tvm_ffi
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import (
     BLOCKED,
@@ -147,8 +148,6 @@ def _finish(store: Any, final: Any | None, geometry: Geometry) -> tuple[Finish, 
                 return tirx.BufferLoad(accumulator, [lane])
             return load
 
-        import tvm_ffi
-
         value = tvm_ffi.structural_map(target.value, [(tvm.ir.TensorLoad, replace)])
         value = substitute(value, mapping)
         body = tirx.BufferStore(target.buffer, value, [*indices, lane])
@@ -175,7 +174,6 @@ def _may_fold(final: Any, geometry: Geometry) -> bool:
 
 
 def _variables(expression: Any) -> list[Any]:
-    import tvm_ffi
 
     found: list[Any] = []
     tvm_ffi.structural_walk(expression, (tirx.Var, lambda variable: found.append(variable)))
