@@ -1,4 +1,4 @@
-"""The machine's measured peaks on one core: multiply-adds in registers, and reads from memory."""
+"""The machine's measured peak on one core: multiply-adds in registers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ ACCUMULATORS = 12
 registers of every CPU."""
 
 STEPS = 200_000
-READ_BYTES = 1 << 28
 
 
 def peak_flops(target: str) -> float:
@@ -56,12 +55,6 @@ def _build(cpu: Any, count: int, lanes: int) -> Any:
                 R[i * lanes + j] = A[i * lanes + j]
 
     return tvm.compile(chains.with_attr("global_symbol", "chains"), target=cpu.target)["chains"]
-
-
-def peak_bandwidth() -> float:
-    """Bytes per second of reading an array much larger than the caches."""
-    array = np.ones(READ_BYTES // 8)
-    return READ_BYTES / _best(lambda: array.sum())
 
 
 def _best(call: Callable[[], Any], seconds: float = 1.0) -> float:

@@ -265,8 +265,8 @@ def _samples(model: Path, built: Built, manifest: Manifest, options: Options) ->
     """Reference results for the samples given, or for seeded ones at the ends of the ranges."""
     if not options.verify or _incomparable(manifest):
         return
-    operators = [d.specification for d in options.devices if d.kind == SESSION_KIND]
-    operators = list(filter(None, operators))
+    sessions = (device for device in options.devices if device.kind == SESSION_KIND)
+    operators = [device.specification for device in sessions if device.specification]
     if options.samples:
         for path in options.samples:
             yield run_reference(model, read_arrays(path, manifest.inputs), built.bound, operators)

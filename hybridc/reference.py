@@ -12,6 +12,7 @@ import onnx
 
 from hybridc.bundle.tensors import Array
 from hybridc.errors import ModelError
+from hybridc.runtime.session import session_options
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,8 @@ def _run_onnxruntime(
 ) -> tuple[dict[str, Array], str]:
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
+    options = session_options(operators)
     options.intra_op_num_threads = 1  # the same sums in the same order on every machine
-    for library in operators:
-        options.register_custom_ops_library(library)
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     results = session.run(names, dict(inputs))

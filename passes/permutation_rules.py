@@ -158,10 +158,6 @@ def _with(node: ir.Node, name: str, value: object) -> dict[str, ir.Attr]:
     return {**node.attributes, name: ir.convenience.convert_attribute(name, value)}
 
 
-def _rank(layouts: Layouts) -> int:
-    return len(next(iter(layouts.values())))
-
-
 def _build_elementwise(
     editor: Editor, node: ir.Node, layouts: Layouts, inputs: list[ir.Value | None]
 ) -> ir.Node:

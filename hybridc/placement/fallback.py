@@ -28,10 +28,11 @@ from hybridc.placement.decide import Decision, Request, decide
 from hybridc.placement.group import is_numeric, read_values
 from hybridc.placement.plan import Part, Plan, make_plan
 from hybridc.placement.rules import Rules
+from hybridc.runtime.parts import SESSION_KIND
 from hybridc.targets.protocol import Device, Lowered, ResultType, Section
 from hybridc.targets.registry import find_target
 
-DEFAULT_FALLBACK = Device("onnxruntime:0", "onnxruntime")
+DEFAULT_FALLBACK = Device(f"{SESSION_KIND}:0", SESSION_KIND)
 
 _Refused = dict[ir.Node, dict[Device, str]]
 
@@ -83,7 +84,7 @@ def place_and_lower(
 
 def fallback_device(devices: Sequence[Device]) -> Device:
     """The device for what no other can run: one of the devices given, or one of its own."""
-    return next((d for d in devices if d.kind == DEFAULT_FALLBACK.kind), DEFAULT_FALLBACK)
+    return next((d for d in devices if d.kind == SESSION_KIND), DEFAULT_FALLBACK)
 
 
 def _distinct_targets(devices: Sequence[Device], refuge: Device) -> list[Device]:

@@ -153,4 +153,4 @@ def load_bundle(bundle: Bundle, threads: int | None = None) -> Model:
     weights = {name: to_tensor(array) for name, array in arrays.items()}
     count = threads or available_threads()
     parts = [load_part(manifest, spec, bundle.read_code, weights, count) for spec in manifest.parts]
-    return Model(manifest, parts, threads)
+    return Model(manifest, parts, count)

@@ -6,7 +6,8 @@ maps are passed on as the Python values that ONNX Runtime takes and gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,22 @@ class SessionPart:
         return [_from_session(value) for value in self.session.run(list(self.spec.outputs), feeds)]
 
 
+def session_options(libraries: Iterable[str] = ()) -> Any:
+    """Options of a quiet session that knows the custom operators of some libraries.
+
+    Args:
+        libraries: Their paths, which need be valid only during this call.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    for path in libraries:
+        keep_loaded(path)
+        options.register_custom_ops_library(path)
+    return options
+
+
 def load_session(spec: PartSpec, read: Callable[[str], bytes], threads: int) -> SessionPart:
     """A session over the model of a part, with the custom operators that it brings.
 
@@ -49,15 +66,13 @@ def load_session(spec: PartSpec, read: Callable[[str], bytes], threads: int) -> 
     """
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
     model = read(spec.library)
     try:
-        for name in spec.companions:
-            with memory_file(name, read(name)) as path:
-                keep_loaded(path)
-                options.register_custom_ops_library(path)
+        with ExitStack() as stack:
+            files = (memory_file(name, read(name)) for name in spec.companions)
+            options = session_options(map(stack.enter_context, files))
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
         session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no base but Exception
         raise BundleError(f"ONNX Runtime cannot load {spec.name}: {error}") from error

@@ -13,12 +13,12 @@ import tvm
 from hybridc.targets.cuda.architectures import Gpu
 from hybridc.targets.cuda.nvcc import compile_source
 from hybridc.targets.cuda.pack import packer
-from hybridc.targets.gpu.pipeline import finalize, fuse
+from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
-from tvm import relax
+from hybridc.targets.relax_pipeline import build_executable, finalize
 
 from hybridc.bundle.tensors import Array
 
@@ -38,7 +38,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
     """
     link = linker_for(gpu.host)
     module = compiled_graph(module, gpu)
-    executable = build_executable(module, gpu)
+    executable = build_executable(module, gpu.target)
     with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
         path = Path(folder) / "part.so"
         pack = packer(lambda source: compile_source(source, gpu.architectures), gpu.host)
@@ -53,14 +53,3 @@ def compiled_graph(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
     """The module with scheduled kernels and planned memory."""
     with gpu.target:
         return finalize(schedule_module(fuse(module), gpu.target, gpu.limits))
-
-
-def build_executable(module: tvm.IRModule, gpu: Gpu) -> relax.VMExecutable:
-    """Host code, and the kernels as CUDA source."""
-    with gpu.target:
-        return relax.build(module, gpu.target, relax_pipeline=_nothing)
-
-
-@tvm.transform.module_pass(opt_level=0, name="Nothing")  # type: ignore[untyped-decorator]
-def _nothing(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    return module

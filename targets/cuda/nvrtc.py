@@ -10,21 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybridc.errors import DeviceError, InternalError
-from hybridc.runtime.cuda import package_folders
+from hybridc.runtime.cuda import find_runtime, package_folders
 
 _LIBRARY = "libnvrtc.so.13"
 
 
 def find_nvrtc() -> str | None:
     """Path of the library, or its name if the system knows it; ``None`` if there is none."""
-    for folder in package_folders("lib"):
-        if (folder / _LIBRARY).exists():
-            return str(folder / _LIBRARY)
-    try:
-        ctypes.CDLL(_LIBRARY)
-    except OSError:
-        return None
-    return _LIBRARY
+    return find_runtime(_LIBRARY)
 
 
 def compile_with_nvrtc(source: str, architectures: Sequence[str]) -> bytes:

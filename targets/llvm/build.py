@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tvm
+from hybridc.targets import relax_pipeline
 from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout import block_layouts
@@ -47,8 +48,8 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artif
         module = fuse(module, cpu)
         module = schedule_module(module, cpu)
         module = accept_any_alignment(module)
-        module = _finalize(module)
-        executable = relax.build(module, cpu.target, relax_pipeline=_nothing)
+        module = relax_pipeline.finalize(module)
+    executable = relax_pipeline.build_executable(module, cpu.target)
     with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
         path = Path(folder) / "part.so"
         executable.export_library(str(path), fcompile=link, workspace_dir=folder)
@@ -71,35 +72,5 @@ def legalize(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
 
 def fuse(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
     """Fuse tensor programs into kernels."""
-    passes = [
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FoldConstant(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        relax.transform.DeadCodeElimination(),
-    ]
     with cpu.target:
-        return tvm.transform.Sequential(passes)(module)
-
-
-def _finalize(module: tvm.IRModule) -> tvm.IRModule:
-    """Plan memory and lower the graph to calls of the virtual machine."""
-    passes = [
-        relax.transform.RewriteDataflowReshape(),
-        relax.transform.ToNonDataflow(),
-        relax.transform.RemovePurityChecking(),
-        relax.transform.CallTIRRewrite(),
-        relax.transform.StaticPlanBlockMemory(),
-        relax.transform.LowerAllocTensor(),
-        relax.transform.KillAfterLastUse(),
-        relax.transform.LowerRuntimeBuiltin(),
-        relax.transform.ComputePrimValue(),
-        relax.transform.VMShapeLower(),
-        relax.transform.AttachGlobalSymbol(),
-    ]
-    return tvm.transform.Sequential(passes)(module)
-
-
-@tvm.transform.module_pass(opt_level=0, name="Nothing")  # type: ignore[untyped-decorator]
-def _nothing(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    return module
+        return relax_pipeline.fuse(module)

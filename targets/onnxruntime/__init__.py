@@ -29,10 +29,10 @@ class OnnxRuntimeTarget:
         """Refuse what is not a library of custom operators."""
         if not specification:
             return
-        from hybridc.targets.onnxruntime.extract import session_options
+        from hybridc.runtime.session import session_options
 
         try:
-            session_options(specification)
+            session_options([specification])
         except Exception as error:  # its exceptions share no base but Exception
             raise UsageError(
                 f"--target onnxruntime:{specification} is not a library of custom operators that "

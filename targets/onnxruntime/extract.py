@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -13,7 +12,7 @@ from hybridc.targets.protocol import ResultType, Section
 from hybridc.bundle.dtypes import NARROW
 from hybridc.errors import UnsupportedError
 from hybridc.placement.group import read_values
-from hybridc.runtime.library import keep_loaded
+from hybridc.runtime.session import session_options
 
 MAX_BYTES = 2**31 - 1
 """Largest message that protobuf can write."""
@@ -113,23 +112,11 @@ def _tensor(value: ir.Value) -> onnx.TensorProto:
     return proto
 
 
-def session_options(operators: str) -> Any:
-    """Options of a quiet session that knows the custom operators of a library."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if operators:
-        keep_loaded(operators)
-        options.register_custom_ops_library(operators)
-    return options
-
-
 def _try_out(model: bytes, section: Section, operators: str) -> None:
     """Let ONNX Runtime load the model, without its optimizations."""
     import onnxruntime
 
-    options = session_options(operators)
+    options = session_options([operators] if operators else [])
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -18,13 +18,14 @@ import tvm
 import tvm_ffi
 from hybridc.passes.pipeline import run_passes
 from hybridc.targets.cuda.architectures import parse_gpu
-from hybridc.targets.cuda.build import build_executable, compiled_graph
+from hybridc.targets.cuda.build import compiled_graph
 from hybridc.targets.cuda.pack import cuda_modules
 from hybridc.targets.gpu.lower import lower_for_gpu
-from hybridc.targets.gpu.pipeline import finalize, fuse
+from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.protocol import Section
+from hybridc.targets.relax_pipeline import build_executable, finalize
 from tvm import relax, tirx
 from tvm.s_tir import SBlock
 
@@ -55,7 +56,7 @@ def cuda_source(model: onnx.ModelProto, *shapes: str) -> str:
     """The CUDA source of a model's kernels."""
     gpu = parse_gpu("sm_90")
     module = lowered_model(model, *shapes)[0].module
-    executable = build_executable(compiled_graph(module, gpu), gpu)
+    executable = build_executable(compiled_graph(module, gpu), gpu.target)
     return "\n".join(found.inspect_source("cuda") for found in cuda_modules(executable.mod))
 
 

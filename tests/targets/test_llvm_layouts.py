@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 tvm = pytest.importorskip("tvm")
 
 from hybridc.targets.llvm.build import build, fuse, legalize  # noqa: E402
-from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
+from hybridc.targets.llvm.cpu import Cpu  # noqa: E402
 from hybridc.targets.llvm.layout import block_layouts  # noqa: E402
 from hybridc.targets.llvm.layout.channelwise import block_kernel  # noqa: E402
 from hybridc.targets.llvm.layout.cut import SINK, SOURCE, Network  # noqa: E402
@@ -39,11 +39,6 @@ from tests.targets.test_llvm_schedules import convolve, draw  # noqa: E402
 
 op = relax.op
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(params=["", "host"], ids=["portable", "host"])
-def cpu(request: pytest.FixtureRequest) -> Cpu:
-    return parse_cpu(request.param)
 
 
 def block(x: Array, lanes: int) -> Array:

@@ -26,11 +26,6 @@ Array = np.ndarray[Any, Any]
 Build = Callable[..., Any]
 
 
-@pytest.fixture(params=["", "host"], ids=["portable", "host"])
-def cpu(request: pytest.FixtureRequest) -> Cpu:
-    return parse_cpu(request.param)
-
-
 def fused(shapes: Sequence[Sequence[int]], build: Build, dtype: str = "float32") -> Any:
     """A module with fused functions; ``build(builder, *parameters)`` makes the result."""
     builder = relax.BlockBuilder()

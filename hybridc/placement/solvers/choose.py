@@ -14,6 +14,7 @@ from hybridc.placement.solvers.block_bound import block_bound
 from hybridc.placement.solvers.integer_program import IntegerProgram
 from hybridc.placement.solvers.local_search import LocalSearch
 from hybridc.placement.solvers.minimum_cut import MinimumCut
+from hybridc.placement.solvers.protocol import Solver
 
 DEFAULT_SECONDS = 10.0
 
@@ -27,7 +28,7 @@ def solve(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Solution:
     Raises:
         Infeasible: No placement keeps the limits, or none was found in the time.
     """
-    cut = MinimumCut()
+    cut: Solver = MinimumCut()
     if cut.why_not(problem) is None:
         return cut.solve(problem, seconds)
     deadline = time.monotonic() + seconds
