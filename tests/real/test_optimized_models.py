@@ -1,6 +1,5 @@
 """What the optimizations make of real models: what has to be gone is gone, and results agree."""
 
-import time
 from collections import Counter
 
 import onnx
@@ -17,9 +16,6 @@ from tests.support import assert_close
 from tools.models import light_model, model_feeds, model_path
 
 pytestmark = pytest.mark.slow
-
-SECONDS = 2.0
-"""Longest time that a pass may take."""
 
 LEFT = {
     "basic-nmp": {"Transpose": 1, "Pad": 16},
@@ -60,14 +56,13 @@ def test_what_is_left(name):
 
 
 @pytest.mark.parametrize("name", ["densenet121", "vgg19"])
-def test_no_pass_takes_long(name):
+def test_a_second_run_finds_nothing(name):
     """The model of the most nodes and the one of the most weights."""
-    source = read_model(light_model(name))
-    model, _ = run_passes(source.model, default_table().lowers)
+    model, _ = run_passes(read_model(light_model(name)).model, default_table().lowers)
     for step in optimizations():
-        start = time.perf_counter()
-        model = step.make()(model).model
-        assert time.perf_counter() - start < SECONDS, step.name
+        result = step.make()(model)
+        model = result.model
+        assert not result.modified, step.name
     if name == "densenet121":
         kinds = Counter(node.op_type for node in model.graph)
         assert kinds["Mul"] == kinds["Add"] == 0
