@@ -1,7 +1,7 @@
 """From a Relax module to a shared library.
 
-lowered -> legalize -> block layouts -> fuse -> schedule -> relax alignment -> plan memory -> LLVM
--> link
+lowered -> pack integer products -> legalize -> block layouts -> fuse -> schedule
+-> relax alignment -> plan memory -> LLVM -> link
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hybridc.targets.llvm.layout import block_layouts
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.memory import planned_bytes
 from hybridc.targets.llvm.schedules import schedule_module
+from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products
 from hybridc.targets.protocol import Artifact
 from tvm import relax
 
@@ -44,6 +45,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artif
     """
     link = linker_for(cpu)
     with cpu.target:
+        module, weights = pack_integer_products(module, weights, cpu)
         module, weights = block_layouts(legalize(module, cpu), weights, cpu)
         module = fuse(module, cpu)
         module = schedule_module(module, cpu)

@@ -25,6 +25,7 @@ from hybridc.lowering.ops.pooling import average_pool, max_pool
 from hybridc.lowering.ops.quantization import (
     dequantize_linear,
     integer_matmul,
+    qlinear_conv,
     quantize_linear,
 )
 from hybridc.lowering.ops.quantized import (
@@ -259,6 +260,7 @@ ROWS: dict[str, Converter] = {
     "QLinearAdd": qlinear_add,
     "QLinearAveragePool": qlinear_average_pool,
     "QLinearConcat": qlinear_concat,
+    "QLinearConv": qlinear_conv,
     "QLinearGlobalAveragePool": qlinear_global_average_pool,
     "QLinearLeakyRelu": _through_float(_leaky_relu),
     "QLinearMul": qlinear_multiply,

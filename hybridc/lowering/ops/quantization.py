@@ -145,7 +145,11 @@ def integer_convolution(
     rank = inner.rank(0)
     if rank - 2 not in _CONVOLUTIONS:
         raise Unsupported(f"convolution over {rank - 2} spatial dimensions")
+    last = bool(call.attribute("channels_last", 0))
+    if last and (rank != 4 or call.attribute("auto_pad", "NOTSET").startswith("SAME")):
+        raise Unsupported("channels_last without two spatial dimensions and explicit padding")
     window = window_of(inner, inner.shape(1)[2:])
+    layout = {"data_layout": "NHWC", "kernel_layout": "OIHW"} if last else {}
     return call.emit(
         _CONVOLUTIONS[rank - 2](
             centered(call, data, None if data_zero is None else column(call, data_zero, rank)),
@@ -155,6 +159,7 @@ def integer_convolution(
             dilation=list(window.dilations),
             groups=int(call.attribute("group", 1)),
             out_dtype="int32",
+            **layout,
         )
     )
 
@@ -162,14 +167,17 @@ def integer_convolution(
 def qlinear_conv(call: Call) -> Expression:
     """Convolution of quantized tensors with an optional int32 bias, quantized again."""
     data, weight, rank = call.value(0), call.value(3), call.rank(0)
+    last = bool(call.attribute("channels_last", 0))
     sums = integer_convolution(call, data, call.value(2), weight, call.value(5))
     if call.has(8):
-        sums = call.emit(relax.op.add(sums, per_channel(call, call.value(8), rank)))
+        bias = call.value(8)
+        bias = call.materialize(bias) if last else per_channel(call, bias, rank)
+        sums = call.emit(relax.op.add(sums, bias))
     scale = combined(
         call, "scale", lambda x, w, y: x * w / y, call.value(1), call.value(4), call.value(6)
     )
     if call.rank(4) == 1 and call.shape(4)[0] != 1:
-        scale = column(call, scale, rank - 1)
+        scale = scale if last else column(call, scale, rank - 1)
     return requantize(call, sums, scale, call.value(7), call.dtype(7))
 
 

@@ -103,6 +103,12 @@ def centered(call: Call, value: Value, zero: Value | None) -> Expression:
     if zero is None or (isinstance(zero, Constant) and not zero.array.any()):
         return cast(call, call.materialize(value), "int16")
 
+    if isinstance(zero, Constant) and zero.array.size == 1:
+        # Of Relax's own operators, so that a target can see which number is subtracted.
+        wide = cast(call, call.materialize(value), "int16")
+        if len(shape_of(wide)) >= zero.array.ndim:
+            return call.emit(relax.op.subtract(wide, relax.const(int(zero.array.item()), "int16")))
+
     def subtract(x: Any, z: Any) -> Any:
         return x.astype("int16") - z.astype("int16")
 

@@ -16,6 +16,7 @@ from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_sp
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
+from hybridc.targets.llvm.schedules.integer_products import schedule_integer_product
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.matmul import schedule_matmul
 from hybridc.targets.llvm.schedules.reduction import (
@@ -113,6 +114,7 @@ def _stages(schedule: Schedule, cpu: Cpu) -> Schedule:
 
 _RULES: tuple[Rule, ...] = (
     schedule_blocked_convolution,
+    schedule_integer_product,
     schedule_convolution,
     _matmul,
     _chain,

@@ -1,0 +1,408 @@
+"""Find integer convolutions and matrix products of known weights, and pack their weights.
+
+Runs before Relax's operators become tensor programs. A product of int16 tensors with an int32
+result is replaced by a kernel of ``integer_products.py`` with the weights in its order, stored in
+8 bits where they fit. What has no such kernel stays as it is: grouped and one-dimensional
+convolutions, sizes known only at run time, CPUs without the instructions.
+
+Where the CPU multiplies uint8 by int8, the data's zero point is not subtracted first. It is left in
+the data and taken off the sums: sum((x - z) w) = sum(x w) - z sum(w).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import tvm
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of, variables_used
+from hybridc.targets.llvm.schedules.integer_products import integer_product
+from hybridc.targets.llvm.schedules.integer_tiles import (
+    PAIRS,
+    QUADS,
+    SINGLE,
+    Geometry,
+    choose_panel,
+    has_quads,
+    pack,
+    vector_lanes,
+)
+from hybridc.targets.llvm.schedules.loops import Misfit
+from tvm import relax, te, tirx
+
+from hybridc.bundle.tensors import Array
+
+FUSES_AHEAD = 4
+"""TVM's number for a kernel into which element-wise kernels that follow are fused."""
+
+SIGN = 128
+"""What is added to int8 data to make uint8 of it."""
+
+Pads: TypeAlias = tuple[int, int, int, int]
+"""Rows before and after, columns before and after."""
+
+Steps: TypeAlias = tuple[int, int, int, int]
+"""Strides of rows and columns, and dilations; these are 0 for a matrix product."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that gets a kernel.
+
+    Attributes:
+        geometry: The kernel.
+        data: The variable that it reads: int16, or 8-bit data with its zero point.
+        zero: The zero point, as it is in uint8 data; ``None`` for int16 data.
+        pads: Elements to put around the data: rows before and after, then columns.
+        weight: Name of the weight in the model.
+        name: Name of the packed weight.
+    """
+
+    geometry: Geometry
+    data: Any
+    zero: int | None
+    pads: Pads
+    weight: str
+    name: str
+
+
+def pack_integer_products(
+    module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu
+) -> tuple[tvm.IRModule, Mapping[str, Array]]:
+    """Replace integer products in ``main``, and pack their weights.
+
+    Args:
+        module: A Relax module whose ``main`` takes the weights as one tuple, last.
+        weights: Their arrays by name, in order.
+        cpu: The processor.
+
+    Returns:
+        The module and its weights in their new order.
+    """
+    if not vector_lanes(cpu):
+        return module, weights
+    reader = _Reader(module, weights, cpu)
+    products = reader.products()
+    return _Writer(reader, products).module() if products else (module, weights)
+
+
+@dataclass
+class _Reader:
+    """Finds the products."""
+
+    whole: tvm.IRModule
+    weights: Mapping[str, Array]
+    cpu: Cpu
+    values: dict[Any, Any] = field(default_factory=dict)
+    weight_of: dict[Any, str] = field(default_factory=dict)
+
+    def products(self) -> dict[Any, Product]:
+        """The products by the variable that they are bound to."""
+        main, names = self.whole["main"], list(self.weights)
+        found = {}
+        for binding in bindings_of(main):
+            value = getattr(binding, "value", None)
+            self.values[binding.var] = value
+            if isinstance(value, tvm.ir.TupleGetItem) and value.tuple_value.same_as(
+                main.params[-1]
+            ):
+                self.weight_of[binding.var] = names[int(value.index)]
+                continue
+            try:
+                product = self._product(value)
+            except Misfit:
+                continue
+            if product is not None:
+                found[binding.var] = product
+        return found
+
+    def _product(self, value: Any) -> Product | None:
+        name = getattr(getattr(value, "op", None), "name", "")
+        if name not in ("relax.nn.conv2d", "relax.matmul"):
+            return None
+        data, weight = value.args
+        kinds = [str(operand.ty.dtype) for operand in value.args]
+        if kinds != ["int16", "int16"] or weight not in self.weight_of:
+            return None
+        if str(value.attrs.out_dtype) != "int32":
+            return None
+        return self._matmul(data, weight) if name == "relax.matmul" else self._conv(value)
+
+    def _matmul(self, data: Any, weight: Any) -> Product | None:
+        sizes, shape = sizes_of(data), sizes_of(weight)
+        if len(shape) != 2 or len(sizes) < 2 or 0 in sizes:
+            return None
+        image = (int(np.prod(sizes[:-1])), 1, 1, sizes[-1])
+        return self._make(data, weight, image, (1, 1, 0, 0), (0, 0, 0, 0), 1)
+
+    def _conv(self, value: Any) -> Product | None:
+        attributes = value.attrs
+        if str(attributes.data_layout) != "NHWC" or str(attributes.kernel_layout) != "OIHW":
+            return None
+        top, left, bottom, right = map(int, attributes.padding)
+        strides, dilation = list(attributes.strides), list(attributes.dilation)
+        steps = (int(strides[0]), int(strides[1]), int(dilation[0]), int(dilation[1]))
+        data, weight = value.args
+        sizes = sizes_of(data)
+        if 0 in sizes:
+            return None
+        return self._make(
+            data, weight, sizes, steps, (top, bottom, left, right), int(attributes.groups)
+        )
+
+    def _make(
+        self,
+        data: Any,
+        weight: Any,
+        sizes: tuple[int, ...],
+        steps: Steps,
+        pads: Pads,
+        groups: int,
+    ) -> Product | None:
+        name = self.weight_of[weight]
+        array = as_filters(self.weights[name])
+        filters, _, _, channels = array.shape
+        if array.size == 0 or (groups > 1 and not channels == 1 < groups == filters == sizes[3]):
+            return None
+        source, zero = data, None
+        if groups == 1 and _is_narrow(array) and array[0].size * 255 * SIGN < 2**31:
+            source, zero = self._uncentered(data)
+        group = SINGLE if groups > 1 else PAIRS if zero is None else QUADS
+        panel = choose_panel(filters, group, self.cpu)
+        if panel is not None and panel[0] != vector_lanes(self.cpu) and group == QUADS:
+            source, zero, group = data, None, PAIRS
+        if panel is None:
+            return None
+        geometry = _geometry(array, group, panel, sizes, steps, pads)
+        packed = f"{name}.packed_{group}x{panel[0]}x{panel[1]}"
+        return Product(geometry, source, zero, pads, name, packed)
+
+    def _uncentered(self, data: Any) -> tuple[Any, int | None]:
+        """8-bit data and its zero point in uint8, where that is what int16 data was made of."""
+        zero = 0
+        value: Any = self.values.get(data)
+        if has_quads(self.cpu) and _is(value, "relax.subtract"):
+            constant = value.args[1]
+            if isinstance(constant, tvm.ir.Constant):
+                zero = int(constant.value.numpy().item())
+                value = self.values.get(value.args[0])
+        if not has_quads(self.cpu) or not _is(value, "relax.astype"):
+            return data, None
+        source = value.args[0]
+        dtype = str(source.ty.dtype)
+        if dtype not in ("int8", "uint8"):
+            return data, None
+        return source, zero + (SIGN if dtype == "int8" else 0)
+
+
+def _is_narrow(array: Array) -> bool:
+    """Whether all elements fit in 8 bits."""
+    return bool(array.min() >= -SIGN and array.max() < SIGN)
+
+
+def _geometry(
+    array: Array,
+    group: int,
+    panel: tuple[int, int],
+    sizes: Sequence[int],
+    steps: Steps,
+    pads: Pads,
+) -> Geometry:
+    """The kernel for a weight of ``(filters, rows, columns, channels)`` and data of ``sizes``."""
+    filters, rows, columns, channels = array.shape
+    extents = [1, 1]
+    if steps[2]:
+        extents = [
+            (size + before + after - (taps - 1) * reach - 1) // step + 1
+            for size, before, after, taps, step, reach in (
+                (sizes[1], *pads[:2], rows, steps[0], steps[2]),
+                (sizes[2], *pads[2:], columns, steps[1], steps[3]),
+            )
+        ]
+    return Geometry(
+        group=group,
+        batch=sizes[0],
+        rows=extents[0],
+        columns=extents[1],
+        channels=1 if group == SINGLE else -(-channels // group) * group,
+        filters=filters,
+        kernel_rows=rows,
+        kernel_columns=columns,
+        row_step=steps[0],
+        column_step=steps[1],
+        row_reach=steps[2],
+        column_reach=steps[3],
+        lanes=panel[0],
+        vectors=panel[1],
+    )
+
+
+def _is(value: Any, name: str) -> bool:
+    return getattr(getattr(value, "op", None), "name", "") == name
+
+
+def as_filters(array: Array) -> Array:
+    """A weight as ``(filters, rows, columns, channels)``: a kernel, or a matrix of columns."""
+    if array.ndim == 2:
+        return np.ascontiguousarray(array.T)[:, None, None, :]
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+
+
+@dataclass
+class _Writer:
+    """Writes ``main`` anew."""
+
+    reader: _Reader
+    products: Mapping[Any, Product]
+    functions: dict[Any, Any] = field(default_factory=dict)
+    bindings: list[Any] = field(default_factory=list)
+
+    def module(self) -> tuple[tvm.IRModule, Mapping[str, Array]]:
+        """The new module and its weights."""
+        weights = self._weights()
+        self._positions = {name: position for position, name in enumerate(weights)}
+        types = [relax.TensorType(array.shape, array.dtype.name) for array in weights.values()]
+        self._parameter = relax.Var("model_params", relax.TupleType(types))
+        whole = self.reader.whole
+        self._builder = relax.BlockBuilder(whole)
+        main = whole["main"]
+        blocks = [self._block(block) for block in main.body.blocks]
+        body = relax.SeqExpr(blocks, main.body.body)
+        parameters = [*main.params[:-1], self._parameter]
+        new = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
+        self._builder.update_func(whole.get_global_var("main"), new)
+        return relax.transform.DeadCodeElimination()(self._builder.finalize()), weights
+
+    def _weights(self) -> dict[str, Array]:
+        """Those that are still read as they are, then the packed ones and their sums."""
+        main = self.reader.whole["main"]
+        needed = variables_used(main.body.body)
+        for binding in bindings_of(main):
+            if binding.var not in self.products:
+                needed |= variables_used(binding.value)
+        names = {name for variable, name in self.reader.weight_of.items() if variable in needed}
+        weights = {n: array for n, array in self.reader.weights.items() if n in names}
+        for product in self.products.values():
+            array = as_filters(self.reader.weights[product.weight])
+            if product.name not in weights:
+                narrow = np.int8 if _is_narrow(array) else np.int16
+                weights[product.name] = pack(array.astype(narrow), product.geometry)
+            if product.zero:
+                sums = array.astype(np.int64).sum(axis=(1, 2, 3)) * -product.zero
+                weights[_offset_name(product)] = sums.astype(np.int32)
+        return weights
+
+    def _block(self, block: Any) -> Any:
+        self.bindings = []
+        for binding in block.bindings:
+            name = self.reader.weight_of.get(binding.var)
+            if binding.var in self.products:
+                self._write(binding.var, self.products[binding.var])
+            elif name is None:
+                self.bindings.append(binding)
+            elif name in self._positions:
+                self._bind(binding.var, self._item(name))
+        return type(block)(self.bindings)
+
+    def _write(self, variable: Any, product: Product) -> None:
+        g = product.geometry
+        data = self._data(variable, product)
+        weight = self._named(variable, "packed", self._item(product.name))
+        key = ("product", g, sizes_of(data), str(data.ty.dtype), str(weight.ty.dtype))
+        call = self._kernel(key, lambda d, w: integer_product(g, d, w), data, weight)
+        if product.zero:
+            sums = self._named(variable, "sums", call)
+            offset = self._named(variable, "offset", self._item(_offset_name(product)))
+            call = relax.op.add(sums, offset)
+        self._bind(variable, call)
+
+    def _data(self, variable: Any, product: Product) -> Any:
+        """The data in the type and with the channels and padding that the kernel wants."""
+        g, data = product.geometry, product.data
+        sizes = sizes_of(data)
+        missing = 0 if g.group == SINGLE else g.channels - sizes[-1]
+        signed = str(data.ty.dtype) == "int8"
+        if not (missing or signed or any(product.pads)):
+            return data
+        fill = product.zero or 0
+
+        def prepare(source: te.Tensor) -> te.Tensor:
+            return _prepared(source, product.pads, missing, fill)
+
+        key = ("prepare", sizes, str(data.ty.dtype), product.pads, missing, fill)
+        return self._named(variable, "data", self._kernel(key, prepare, data))
+
+    def _item(self, name: str) -> Any:
+        return relax.TupleGetItem(self._parameter, self._positions[name])
+
+    def _named(self, like: Any, suffix: str, value: Any) -> Any:
+        """A variable of the same kind as ``like`` for a value."""
+        if isinstance(value, relax.TupleGetItem):
+            kind = self._parameter.ty.fields[value.index]
+        else:
+            kind = value.ty_args[0]
+        return self._bind(type(like)(f"{like.name}_{suffix}", kind), value)
+
+    def _bind(self, variable: Any, value: Any) -> Any:
+        if isinstance(value, tvm.ir.Call) and not value.ty_args:
+            value = self._builder.normalize(value)
+        self.bindings.append(relax.VarBinding(variable, value))
+        return variable
+
+    def _kernel(self, key: Any, build: Any, *operands: Any) -> Any:
+        """A call of a kernel given as tensor expression; the same key means the same kernel."""
+        if key not in self.functions:
+            tensors = [
+                te.placeholder(
+                    [tirx.IntImm("int64", dim) for dim in sizes_of(operand)],
+                    str(operand.ty.dtype),
+                    f"p{i}",
+                )
+                for i, operand in enumerate(operands)
+            ]
+            result = build(*tensors)
+            function = te.create_prim_func([*tensors, result]).without_attr("global_symbol")
+            function = function.with_attr("tirx.noalias", True)
+            if key[0] == "product":
+                function = function.with_attr("op_pattern", FUSES_AHEAD)
+            self.functions[key] = self._builder.add_func(function, f"integer_{key[0]}")
+        output = self._builder.get()[self.functions[key]].params[-1]
+        kind = relax.TensorType([int(dim) for dim in output.shape], str(output.dtype))
+        return relax.call_tir(self.functions[key], relax.Tuple(list(operands)), kind)
+
+
+def _offset_name(product: Product) -> str:
+    return f"{product.weight}.offset_{product.zero}"
+
+
+def _prepared(data: te.Tensor, pads: Pads, missing: int, fill: int) -> te.Tensor:
+    """Data padded with ``fill`` in space and with anything in channels; int8 as uint8."""
+    signed = str(data.dtype) == "int8"
+    dtype = "uint8" if signed else str(data.dtype)
+    shape = [int(dim) for dim in data.shape]
+    channels = shape[-1]
+    shape[-1] += missing
+    if any(pads):
+        shape[1] += pads[0] + pads[1]
+        shape[2] += pads[2] + pads[3]
+
+    def element(*index: Any) -> Any:
+        place = list(index)
+        conditions = []
+        if missing:
+            conditions.append(index[-1] < channels)
+        if any(pads):
+            for axis, before in ((1, pads[0]), (2, pads[2])):
+                place[axis] = index[axis] - before
+                conditions += [place[axis] >= 0, place[axis] < int(data.shape[axis])]
+        value = data(*place)
+        if signed:
+            value = (value.astype("int16") + tirx.const(SIGN, "int16")).astype("uint8")
+        if not conditions:
+            return value
+        return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(fill, dtype))
+
+    return te.compute([tirx.IntImm("int64", dim) for dim in shape], element, name="prepared")

@@ -1,0 +1,354 @@
+"""Integer convolutions and matrix products with known weights: their definition and schedule.
+
+A register tile holds some pixels (or rows of a matrix) times the vectors of a panel. For each group
+of channels it loads the panel's weights, widens them if they are stored in fewer bits than the
+instruction takes, and multiplies them with the data's group, broadcast from memory. The tile is
+finished (bias, scale, rounding, activation) before it leaves the registers, by whatever
+element-wise work was fused behind it.
+
+Pixels are counted through all images and rows, and the last tile is moved back to end at the last
+pixel, so there is one kind of tile. What is computed twice is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.blocks import (
+    axes_of,
+    blocks_of,
+    has_direct_loops,
+    is_spatial,
+    loads_of,
+    may_repeat,
+    store_of,
+)
+from hybridc.targets.llvm.schedules.generic import schedule_spatial
+from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
+from hybridc.targets.llvm.schedules.integer_tiles import (
+    INTEGER,
+    PAIRS,
+    QUADS,
+    SINGLE,
+    Geometry,
+    tile_rows,
+)
+from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
+from hybridc.targets.llvm.schedules.splice import replace_nest
+from hybridc.targets.llvm.schedules.tails import substitute
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+
+CHUNK = 16
+"""Tiles of one panel that are one task, at most."""
+
+CACHE_BYTES = 512 * 1024
+"""What of the second-level cache the data may fill."""
+
+
+def integer_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+    """int32 sums of products of padded data and packed weights.
+
+    ``data`` is ``(batch, height, width, channels)``, or ``(rows..., channels)`` for a matrix
+    product; the result has its leading axes, with those of the output in place of height and width.
+    """
+    g = geometry
+    counts = (g.channels // g.group, g.group, g.kernel_rows, g.kernel_columns)
+    names = ("c", "g", "i", "j")
+    axes = [te.reduce_axis((_int(0), _int(n)), name) for n, name in zip(counts, names, strict=True)]
+
+    def element(*index: Any) -> Any:
+        *place, filter_ = index
+        c, k, i, j = axes
+        start = tirx.min(tirx.floordiv(filter_, g.panel) * g.panel, g.filters - g.panel)
+        packed = (tirx.floordiv(filter_, g.panel), i, j, c, (filter_ - start) * g.group + k)
+        channel = filter_ if g.group == SINGLE else c * g.group + k
+        value = data(*_source(g, place, i, j), channel).astype("int32")
+        return te.sum(value * weight(*packed).astype("int32"), axis=axes)
+
+    leading = [int(dim) for dim in data.shape[:-1]]
+    if is_convolution(g):
+        leading = [g.batch, g.rows, g.columns]
+    shape = [_int(dim) for dim in (*leading, g.filters)]
+    return te.compute(shape, element, name="integer_product", attrs={INTEGER: g.encode()})
+
+
+def is_convolution(geometry: Geometry) -> bool:
+    """Whether the data has images; if not, the leading axes are a matrix's rows."""
+    return geometry.row_reach > 0
+
+
+def _source(g: Geometry, place: Sequence[Any], i: Any, j: Any) -> Sequence[Any]:
+    """Where a pixel's data is, but for the channel."""
+    if not is_convolution(g):
+        return place
+    image, y, x = place
+    return image, y * g.row_step + i * g.row_reach, x * g.column_step + j * g.column_reach
+
+
+def schedule_integer_product(schedule: Schedule, cpu: Cpu) -> Schedule:
+    """Schedule a function around one integer product.
+
+    Raises:
+        Misfit: The function is not of this kind.
+    """
+    anchors = [block for block in blocks_of(schedule) if INTEGER in schedule.get(block).annotations]
+    if len(anchors) != 1:
+        raise Misfit("not one integer product")
+    anchor = schedule.get(anchors[0])
+    name = str(anchor.name_hint)
+    geometry = Geometry(*map(int, anchor.annotations[INTEGER]))
+    inline_spatial_blocks(schedule)
+    final = _final_block(schedule, name)
+    names = {name} if final is None else {name, str(schedule.get(final).name_hint)}
+    emitter = _emitter(geometry, cpu, anchor, None if final is None else schedule.get(final))
+    for block in blocks_of(schedule):
+        if schedule.get(block).name_hint not in names and is_spatial(schedule.get(block)):
+            schedule_spatial(schedule, block, cpu)
+    function = schedule.mod["main"]
+    for other in names - {name}:
+        function = replace_nest(function, other, [tirx.Evaluate(0)], ())
+    function = replace_nest(function, name, [emitter.nest()], ())
+    return Schedule(tvm.IRModule({"main": function}))
+
+
+def _final_block(schedule: Schedule, name: str) -> Any | None:
+    """The block that alone reads the sums, element for element; ``None`` without one."""
+    anchor = schedule.get_sblock(name)
+    result = store_of(schedule.get(anchor))
+    readers = list(schedule.get_consumers(anchor))
+    if result is None or len(readers) != 1 or not has_direct_loops(schedule, readers[0]):
+        return None
+    reader = schedule.get(readers[0])
+    store = store_of(reader)
+    if store is None or not is_spatial(reader) or not _repeats(schedule, readers[0], result):
+        return None
+    axes = axes_of(reader)
+    accesses = [store.indices]
+    accesses += [load.indices for load in loads_of(reader) if load.source.same_as(result.buffer)]
+    return readers[0] if all(_is_direct(indices, axes) for indices in accesses) else None
+
+
+def _repeats(schedule: Schedule, block: Any, result: Any) -> bool:
+    """Whether elements of the last tile may be finished twice."""
+    return may_repeat(schedule, block, [result.buffer])
+
+
+def _is_direct(indices: Sequence[Any], axes: Sequence[Any]) -> bool:
+    pairs = zip(indices, axes, strict=False)
+    return len(indices) == len(axes) and all(index.same_as(axis) for index, axis in pairs)
+
+
+def _emitter(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> _Emitter:
+    store: Any = store_of(anchor)
+    sources = [load.source for load in loads_of(anchor) if not load.source.same_as(store.buffer)]
+    weights = [source for source in sources if len(source.shape) == 5]
+    others = [source for source in sources if len(source.shape) != 5]
+    if len(sources) != 2 or len(weights) != 1:
+        raise Misfit("not data and packed weights")
+    output, finish = _finish(store, final)
+    return _Emitter(geometry, cpu, others[0], weights[0], output, finish)
+
+
+Finish = Callable[[Sequence[Any], Any], Any]
+"""``(indices, sum)`` to the value that is stored there."""
+
+
+def _finish(store: Any, final: Any | None) -> tuple[Any, Finish]:
+    """The buffer that is written, and how a sum is finished."""
+    if final is None:
+        return store.buffer, lambda _indices, value: value
+    axes, target = axes_of(final), store_of(final)
+    assert target is not None
+
+    def finish(indices: Sequence[Any], value: Any) -> Any:
+        def replace(load: Any) -> Any:
+            return value if load.source.same_as(store.buffer) else load
+
+        finished = tvm_ffi.structural_map(target.value, [(tvm.ir.TensorLoad, replace)])
+        return substitute(finished, dict(zip(axes, indices, strict=True)))
+
+    return target.buffer, finish
+
+
+def _int(value: int) -> tirx.IntImm:
+    return tirx.IntImm("int64", value)
+
+
+def _ramp(start: Any, lanes: int) -> Any:
+    return tirx.Ramp(start, _int(1), lanes)
+
+
+def _loop(extent: int, body: Callable[[Any], Any], name: str) -> Any:
+    """A serial loop; its variable is a constant if there is one iteration."""
+    if extent == 1:
+        return body(_int(0))
+    variable = tirx.Var(name, "int64")
+    return tirx.For(variable, _int(0), _int(extent), tirx.ForKind.SERIAL, body(variable))
+
+
+def _sequence(statements: Sequence[Any]) -> Any:
+    return tirx.SeqStmt(list(statements)) if len(statements) > 1 else statements[0]
+
+
+@dataclass(frozen=True)
+class _Emitter:
+    """Writes the statements of one kernel."""
+
+    geometry: Geometry
+    cpu: Cpu
+    data: Any
+    weight: Any
+    output: Any
+    finish: Finish
+
+    @property
+    def rows(self) -> int:
+        """Pixels of a tile."""
+        return tile_rows(self.geometry, self.cpu)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a panel."""
+        return -(-self.geometry.pixels // self.rows)
+
+    def nest(self) -> Any:
+        """Tasks of a panel and a chunk of tiles each; tiles inside."""
+        g = self.geometry
+        chunk = next(n for n in range(min(CHUNK, self.tiles), 0, -1) if self.tiles % n == 0)
+        chunks = self.tiles // chunk
+        total = g.panels * chunks
+
+        def task(index: Any) -> Any:
+            panel, part = self._order(index, chunks)
+            return _loop(chunk, lambda tile: self._tile(panel, part * chunk + tile), "tile")
+
+        if total == 1:
+            return task(_int(0))
+        variable = tirx.Var("task", "int64")
+        parallel = g.pixels * g.filters * g.steps >= PARALLEL_WORK
+        kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
+        return tirx.For(variable, _int(0), _int(total), kind, task(variable))
+
+    def _order(self, index: Any, chunks: int) -> tuple[Any, Any]:
+        """Panel and chunk of a task: what is used again soonest is what is larger."""
+        g = self.geometry
+        bytes_ = g.batch * g.rows * g.row_step * g.columns * g.column_step * g.channels * 2
+        weights = g.steps * g.group * g.filters
+        if bytes_ > CACHE_BYTES >= weights:
+            return tirx.floormod(index, _int(g.panels)), tirx.floordiv(index, _int(g.panels))
+        return tirx.floordiv(index, _int(chunks)), tirx.floormod(index, _int(chunks))
+
+    def _tile(self, panel: Any, tile: Any) -> Any:
+        """Set the accumulators to zero, reduce, finish."""
+        g = self.geometry
+        first = tirx.Var("first", "int64")
+        start = tirx.Var("start", "int64")
+        statements: list[Any] = [
+            tirx.Bind(first, tirx.min(tile * self.rows, _int(g.pixels - self.rows))),
+            tirx.Bind(start, tirx.min(panel * g.panel, _int(g.filters - g.panel))),
+        ]
+        places = [self._place(first + row, statements) for row in range(self.rows)]
+        sums = {}
+        zero = tirx.Broadcast(tirx.const(0, "int32"), g.lanes)
+        for row in range(self.rows):
+            for vector in range(g.vectors):
+                buffer = tirx.decl_buffer((g.lanes,), "int32", f"sum_{row}_{vector}")
+                sums[row, vector] = buffer
+                statements.append(tirx.AllocBuffer(buffer))
+                statements.append(tirx.BufferStore(buffer, zero, [_ramp(_int(0), g.lanes)]))
+        statements.append(self._reduction(panel, start, places, sums))
+        for (row, vector), buffer in sums.items():
+            statements.append(self._store(places[row], start + vector * g.lanes, buffer))
+        return _sequence(statements)
+
+    def _place(self, pixel: Any, statements: list[Any]) -> list[Any]:
+        """The leading indices of a pixel of the output."""
+        dims = [int(dim) for dim in self.output.shape[:-1]]
+        place: list[Any] = []
+        rest = pixel
+        for dim in reversed(dims[1:]):
+            place.append(self._bound(tirx.floormod(rest, _int(dim)), statements))
+            rest = tirx.floordiv(rest, _int(dim))
+        return [*([self._bound(rest, statements)] if dims else []), *reversed(place)]
+
+    def _bound(self, value: Any, statements: list[Any]) -> Any:
+        variable = tirx.Var("value", value.ty)
+        statements.append(tirx.Bind(variable, value))
+        return variable
+
+    def _store(self, place: Sequence[Any], first: Any, buffer: Any) -> Any:
+        lane = tirx.Var("lane", "int64")
+        indices = [*place, first + lane]
+        value = self.finish(indices, tirx.BufferLoad(buffer, [lane]))
+        body = tirx.BufferStore(self.output, value, indices)
+        extent = _int(self.geometry.lanes)
+        return tirx.For(lane, _int(0), extent, tirx.ForKind.VECTORIZED, body)
+
+    def _reduction(self, panel: Any, start: Any, places: Any, sums: Any) -> Any:
+        g = self.geometry
+
+        def products(i: Any, j: Any, c: Any) -> Any:
+            statements: list[Any] = []
+            width = g.lanes * g.group
+            vectors = []
+            for vector in range(g.vectors):
+                at = [panel, i, j, c, _ramp(_int(vector * width), width)]
+                load = tirx.BufferLoad(self.weight, at)
+                vectors.append(self._bound(self._widened(load), statements))
+            for row, place in enumerate(places):
+                source = list(_source(g, place, i, j))
+                if g.group != SINGLE:
+                    value = self._bound(self._group(source, c), statements)
+                for vector in range(g.vectors):
+                    if g.group == SINGLE:
+                        at = [*source, _ramp(start + vector * g.lanes, g.lanes)]
+                        value = tirx.BufferLoad(self.data, at).astype(f"int32x{g.lanes}")
+                    buffer = sums[row, vector]
+                    everything = [_ramp(_int(0), g.lanes)]
+                    total = self._add(tirx.BufferLoad(buffer, everything), value, vectors[vector])
+                    statements.append(tirx.BufferStore(buffer, total, everything))
+            return _sequence(statements)
+
+        def column(i: Any, j: Any) -> Any:
+            return _loop(g.channels // g.group, lambda c: products(i, j, c), "group")
+
+        def row(i: Any) -> Any:
+            return _loop(g.kernel_columns, lambda j: column(i, j), "column")
+
+        return _loop(g.kernel_rows, row, "row")
+
+    def _widened(self, load: Any) -> Any:
+        """Weights as the instruction takes them."""
+        g = self.geometry
+        dtype = {SINGLE: "int32", PAIRS: "int16", QUADS: "int8"}[g.group]
+        wide = f"{dtype}x{g.lanes * g.group}"
+        return load if str(self.weight.dtype) == dtype else load.astype(wide)
+
+    def _group(self, source: Sequence[Any], c: Any) -> Any:
+        """A pixel's group of channels, in all lanes."""
+        g = self.geometry
+        at = [*source, _ramp(c * g.group, g.group)]
+        word = tirx.reinterpret("int32", tirx.BufferLoad(self.data, at))
+        kind = "int16" if g.group == PAIRS else "uint8"
+        return tirx.reinterpret(f"{kind}x{g.lanes * g.group}", tirx.Broadcast(word, g.lanes))
+
+    def _add(self, total: Any, value: Any, weight: Any) -> Any:
+        """Sums with the products of one instruction added."""
+        g = self.geometry
+        if g.group == SINGLE:
+            return total + value * weight
+        result = f"int32x{g.lanes}"
+        if g.group == QUADS:
+            name = "llvm.x86.avx512.vpdpbusd.512"
+            return tirx.call_llvm_pure_intrin(result, name, total, value, weight)
+        if g.lanes == 16 and "avx512vnni" in self.cpu.llvm_features:
+            name = "llvm.x86.avx512.vpdpwssd.512"
+            return tirx.call_llvm_pure_intrin(result, name, total, value, weight)
+        name = "llvm.x86.avx512.pmaddw.d.512" if g.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
+        return total + tirx.call_llvm_pure_intrin(result, name, value, weight)

@@ -1,0 +1,221 @@
+"""Integer kernels of the llvm target, bit for bit against exact integer arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+tvm = pytest.importorskip("tvm")
+
+import tvm_ffi  # noqa: E402
+from hybridc.targets.llvm.build import fuse, legalize  # noqa: E402
+from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
+from hybridc.targets.llvm.schedules import schedule_module  # noqa: E402
+from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products  # noqa: E402
+from hybridc.targets.llvm.schedules.integer_tiles import has_quads, vector_lanes  # noqa: E402
+from hybridc.targets.protocol import Section  # noqa: E402
+from tvm import relax  # noqa: E402
+
+from hybridc.lowering.lower import lower  # noqa: E402
+from hybridc.lowering.ops import default_table  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+
+
+def _runnable() -> list[str]:
+    """CPUs to make code for that this machine can run."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    names = ("x86-64-v3", "x86-64-v4", "host")
+    return [name for name in names if set(parse_cpu(name).kernel_flags) <= flags]
+
+
+CPUS = _runnable()
+
+
+def random_integers(shape: Sequence[int], dtype: str, seed: int) -> Array:
+    """All values of a type, its ends more often than by chance."""
+    generator = np.random.default_rng(seed)
+    info = np.iinfo(dtype)
+    drawn = generator.integers(info.min, info.max + 1, shape)
+    ends = generator.integers(0, 8, shape)
+    drawn = np.where(ends == 0, info.min, np.where(ends == 1, info.max, drawn))
+    return drawn.astype(dtype)
+
+
+def make_model(
+    operator: str, x: Array, constants: Sequence[Array | None], domain: str, **attributes: Any
+) -> onnx.ModelProto:
+    """One node whose inputs after the first are constants."""
+    names = [f"c{i}" if array is not None else "" for i, array in enumerate(constants)]
+    node = helper.make_node(operator, ["x", *names], ["y"], domain=domain, **attributes)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [helper.make_tensor_value_info("x", kind, x.shape)],
+        [onnx.ValueInfoProto(name="y")],
+        [
+            numpy_helper.from_array(a, n)
+            for a, n in zip(constants, names, strict=True)
+            if a is not None
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def scheduled(model: onnx.ModelProto, cpu: Cpu) -> tuple[tvm.IRModule, list[Array]]:
+    """The module as the llvm target builds it, and its weights."""
+    graph = ir.serde.deserialize_model(model).graph
+    inputs = [value for value in graph.inputs if value.name not in graph.initializers]
+    section = Section(list(graph), inputs, list(graph.outputs), dict(graph.opset_imports))
+    lowered = lower(section, default_table())
+    with cpu.target:
+        module, weights = pack_integer_products(lowered.module, lowered.weights, cpu)
+        module = schedule_module(fuse(legalize(module, cpu), cpu), cpu)
+    return module, list(weights.values())
+
+
+def run(model: onnx.ModelProto, cpu: Cpu, x: Array) -> Array:
+    module, weights = scheduled(model, cpu)
+    machine = relax.VirtualMachine(relax.build(module, cpu.target), tvm.cpu())
+    parameters = tvm_ffi.Array([tvm.runtime.tensor(array) for array in weights])
+    return machine["main"](tvm.runtime.tensor(x), parameters)[0].numpy()
+
+
+def quantized(sums: Array, scale: Array, zero: Array) -> Array:
+    """Exact sums scaled in float32, rounded half to even and saturated."""
+    info = np.iinfo(zero.dtype)
+    rounded = np.rint(sums.astype(np.float32) * scale).astype(np.int64) + int(zero)
+    return np.clip(rounded, info.min, info.max).astype(zero.dtype)
+
+
+def convolve(x: Array, w: Array, pads: Sequence[int], stride: int, dilation: int, groups: int):
+    """Exact int64 convolution of ``(N, H, W, C)`` with ``(M, C / groups, i, j)``."""
+    padded = np.pad(x, [(0, 0), (pads[0], pads[2]), (pads[1], pads[3]), (0, 0)])
+    rows = (padded.shape[1] - (w.shape[2] - 1) * dilation - 1) // stride + 1
+    columns = (padded.shape[2] - (w.shape[3] - 1) * dilation - 1) // stride + 1
+    total = np.zeros((x.shape[0], rows, columns, w.shape[0]), np.int64)
+    for i in range(w.shape[2]):
+        for j in range(w.shape[3]):
+            piece = padded[:, i * dilation :, j * dilation :][:, ::stride, ::stride]
+            piece = piece[:, :rows, :columns]
+            taps = w[:, :, i, j]
+            if groups == 1:
+                total += piece @ taps.T
+            else:
+                total += piece * taps[:, 0]
+    return total
+
+
+@st.composite
+def convolutions(draw):
+    depthwise = draw(st.booleans())
+    channels = draw(st.integers(1, 40))
+    filters = channels if depthwise else draw(st.integers(1, 70))
+    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    dilation = draw(st.integers(1, 2))
+    size = [draw(st.integers((taps - 1) * dilation + 1, 11)) for taps in kernel]
+    return {
+        "x": (draw(st.integers(1, 2)), *size, channels),
+        "w": (filters, 1 if depthwise else channels, *kernel),
+        "pads": [draw(st.integers(0, 2)) for _ in range(4)],
+        "stride": draw(st.integers(1, 3)),
+        "dilation": dilation,
+        "groups": channels if depthwise else 1,
+        "types": draw(st.sampled_from([("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8")])),
+        "zeros": (draw(st.integers(0, 127)), draw(st.sampled_from([0, 0, 5]))),
+    }
+
+
+SMALL = settings(
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+EXAMPLE = {
+    "x": (1, 9, 7, 34), "w": (72, 34, 3, 3), "pads": [1, 1, 1, 1], "stride": 1, "dilation": 1,
+    "groups": 1, "types": ("uint8", "int8"), "zeros": (113, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@SMALL
+@given(convolutions())
+@example(EXAMPLE)
+@example(EXAMPLE | {"w": (16, 34, 1, 1), "types": ("int8", "int8"), "pads": [0, 0, 0, 0]})
+@example(EXAMPLE | {"x": (2, 9, 7, 24), "w": (24, 1, 3, 3), "groups": 24, "stride": 2})
+def test_convolutions(cpu, case):
+    x = random_integers(case["x"], case["types"][0], 1)
+    w = random_integers(case["w"], case["types"][1], 2)
+    zeros = [np.array(z, d) for z, d in zip(case["zeros"], case["types"], strict=True)]
+    filters = w.shape[0]
+    scale = np.random.default_rng(3).uniform(1e-4, 2e-3, filters).astype(np.float32)
+    bias = random_integers((filters,), "int16", 4).astype(np.int32)
+    zero = np.array(7, "uint8")
+    constants = [
+        np.float32(1), zeros[0], w, scale, np.full(filters, zeros[1], w.dtype), np.float32(1), zero,
+        bias,
+    ]  # fmt: skip
+    constants = [np.asarray(array) for array in constants]
+    model = make_model(
+        "QLinearConv", x, constants, "com.microsoft", channels_last=1, group=case["groups"],
+        pads=case["pads"], strides=[case["stride"]] * 2, dilations=[case["dilation"]] * 2,
+    )  # fmt: skip
+    centered = [a.astype(np.int64) - z for a, z in zip((x, w), case["zeros"], strict=True)]
+    sums = convolve(*centered, case["pads"], case["stride"], case["dilation"], case["groups"])
+    expected = quantized(sums + bias, scale, zero)
+    np.testing.assert_array_equal(run(model, parse_cpu(cpu), x), expected)
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@SMALL
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    st.integers(1, 300),
+    st.integers(1, 90),
+    st.sampled_from([("uint8", 200), ("int8", -128), ("uint8", 0), ("int8", 0)]),
+    st.sampled_from([("int8", 0), ("uint8", 128), ("uint8", 3)]),
+)
+@example([5, 3], 4096, 64, ("uint8", 255), ("int8", 0))
+@example([17], 64, 128, ("int8", 0), ("int8", 0))
+def test_matrix_products(cpu, rows, inner, columns, left, right):
+    x = random_integers((*rows, inner), left[0], 1)
+    w = random_integers((inner, columns), right[0], 2)
+    zeros = [np.array(left[1], left[0]), np.array(right[1], right[0])]
+    model = make_model("MatMulInteger", x, [w, *zeros], "")
+    expected = (x.astype(np.int64) - left[1]) @ (w.astype(np.int64) - right[1])
+    np.testing.assert_array_equal(run(model, parse_cpu(cpu), x), expected.astype(np.int32))
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_the_instructions(cpu):
+    """A convolution uses the widest exact instruction, and never vpmaddubsw, which saturates."""
+    found = parse_cpu(cpu)
+    x = random_integers((1, 12, 12, 32), "uint8", 1)
+    w = random_integers((64, 32, 3, 3), "int8", 2)
+    one, zero = np.array(1, np.float32), np.array(3, np.uint8)
+    constants = [one, zero, w, one, np.array(0, np.int8), one, zero]
+    model = make_model("QLinearConv", x, constants, "com.microsoft", channels_last=1)
+    module, weights = scheduled(model, found)
+    assert [a.dtype for a in weights if a.ndim == 5] == [np.int8]
+    assembly = assembly_of(module, found)
+    expected = "vpdpbusd" if has_quads(found) else "vpmaddwd"
+    assert vector_lanes(found) > 0
+    assert expected in assembly
+    assert "vpmaddubsw" not in assembly
+
+
+def assembly_of(module: tvm.IRModule, cpu: Cpu) -> str:
+    """Assembly of all kernels."""
+    kernels = {v: f for v, f in module.functions.items() if isinstance(f, tvm.tirx.PrimFunc)}
+    named = {v: f.with_attr("global_symbol", v.name_hint) for v, f in kernels.items()}
+    return str(tvm.compile(tvm.IRModule(named), target=cpu.target).mod.inspect_source("asm"))
