@@ -19,6 +19,10 @@ class InternalError(HybridcError):
     """A fault of hybridc itself: an invariant that did not hold."""
 
 
+class PartError(InternalError):
+    """A part failed while it ran; the message names it and its device."""
+
+
 class UserError(HybridcError):
     """Something the user can mend: the message says how."""
 

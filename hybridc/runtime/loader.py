@@ -6,9 +6,11 @@ outputs = model(x=array)               # or model.run({"x": array})
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
@@ -16,14 +18,17 @@ from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
+from hybridc.runtime.calls import Call
 from hybridc.runtime.cuda import load_runtime_library
-from hybridc.runtime.executor import Executor
+from hybridc.runtime.executor import Executor, Observer
 from hybridc.runtime.inputs import InputReader
 from hybridc.runtime.library import load_runtime
 from hybridc.runtime.machine import require
 from hybridc.runtime.parts import LoadedPart, load_part
+from hybridc.runtime.stream import stream
 from hybridc.runtime.tensors import to_array, to_tensor
-from hybridc.runtime.threads import available_threads, use_threads
+from hybridc.runtime.threads import available_cores, available_threads, use_threads
+from hybridc.runtime.workers import Workers, cores_of
 
 
 class Model:
@@ -34,15 +39,26 @@ class Model:
     """
 
     def __init__(
-        self, manifest: Manifest, parts: Sequence[LoadedPart], threads: int | None = None
+        self,
+        manifest: Manifest,
+        parts: Sequence[LoadedPart],
+        threads: int | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.manifest = manifest
+        self._observer = observer
         self._threads = threads or available_threads()
         self._compiled = any(manifest.runtime.values())
         self._parts: Sequence[LoadedPart] | None = parts
         self._reader = InputReader(manifest, {part.place for part in parts})
         self._types = [(spec.name, spec.dtype) for spec in manifest.outputs]
-        self._idle: deque[Executor] = deque([Executor(manifest, parts)])
+        first = Executor(manifest, parts, observer)
+        self._idle: deque[Executor] = deque([first])
+        shares = cores_of(manifest.devices, available_cores()[: self._threads])
+        self._workers = Workers(shares, self._threads if self._compiled else 0)
+        self._calls = itertools.count()
+        self._depth = 1 + len({task.worker for task in first.tasks})
+        self._is_shared_out = len(shares) > 1 or first.has_branches
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -89,23 +105,73 @@ class Model:
 
     def run_tensors(self, tensors: list[Any]) -> list[Any]:
         """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors."""
+        executor = self._executor()
+        if self._is_shared_out:
+            results = self._start(executor, tensors).result()
+        else:
+            if self._compiled:
+                use_threads(self._threads)
+            results = executor.run(tensors)
+        self._give_back(executor)  # one that raised is not used again
+        return results
+
+    def stream(
+        self, inputs: Iterable[Mapping[str, Any]], depth: int | None = None
+    ) -> Iterator[dict[str, Array]]:
+        """Run the model on many inputs as a pipeline, where each device works on another of them.
+
+        Args:
+            inputs: Arrays by input name, as for :meth:`run`. The next is taken when a call ends.
+            depth: Most calls under way at a time; one more than there are devices and ways of
+                copies if it is not given.
+
+        Yields:
+            The outputs for each of the inputs, in their order.
+
+        Raises:
+            UsageError, PartError: As :meth:`run`, in the place of the outputs concerned.
+        """
+        if depth is None:
+            depth = self._depth
+        if depth < 1:
+            raise UsageError(f"depth is {depth} and must be at least 1")
+        for results in stream(self._submit, inputs, depth):
+            typed = zip(self._types, results, strict=True)
+            yield {name: to_array(result, dtype) for (name, dtype), result in typed}
+
+    def _submit(self, arrays: Mapping[str, Any]) -> Future[list[Any]]:
+        """Begin a call."""
+        tensors = self._reader.read(arrays)
+        executor = self._executor()
+        future = self._start(executor, tensors)
+
+        def end(done: Future[list[Any]]) -> None:
+            if done.exception() is None:
+                self._give_back(executor)
+
+        future.add_done_callback(end)
+        return future
+
+    def _executor(self) -> Executor:
         if self._parts is None:
             raise UsageError("this model was closed; load the bundle again")
-        if self._compiled:
-            use_threads(self._threads)
         try:
-            executor = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
-            executor = Executor(self.manifest, self._parts)
-        results = executor.run(tensors)  # one that raised is not used again
+            return Executor(self.manifest, self._parts, self._observer)
+
+    def _start(self, executor: Executor, tensors: list[Any]) -> Future[list[Any]]:
+        return Call(executor, self._workers, tensors, next(self._calls)).start()
+
+    def _give_back(self, executor: Executor) -> None:
         if self._parts is not None:
             self._idle.append(executor)
-        return results
 
     def close(self) -> None:
         """Release code and weights. Arrays returned before stay valid."""
         self._parts = None
         self._idle.clear()
+        self._workers.close()
 
     def __enter__(self) -> Model:
         return self

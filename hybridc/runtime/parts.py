@@ -25,6 +25,12 @@ SESSION_KIND = "onnxruntime"
 _PLACES: Mapping[str, Place] = {"cuda": (2, 0)}
 """Where the tensors of a kind of device are; in host memory if it is not listed."""
 
+
+def place_of_kind(kind: str) -> Place:
+    """Where the tensors of a kind of device are."""
+    return _PLACES.get(kind, HOST)
+
+
 Function = Callable[..., Sequence[Any]]
 
 
@@ -95,6 +101,6 @@ def load_part(
     if missing:
         raise BundleError(f"the bundle lacks the weights {missing} of {spec.name}")
     library = load_library(spec.library, read(spec.library))
-    place = _PLACES.get(kind, HOST)
+    place = place_of_kind(kind)
     tensors = [move(weights[name], place) for name in spec.weights]
     return CompiledPart(spec, library, tvm_ffi.Array(tensors), place)

@@ -87,6 +87,13 @@ def move(tensor: Any, place: Place) -> Any:
     return moved
 
 
+def synchronize(place: Place) -> None:
+    """Wait until a device has done what it was given; the host has always."""
+    if place != HOST:
+        device = tvm_ffi.device(_KINDS[place[0]], place[1])
+        tvm_ffi.get_global_func("runtime.Device_StreamSync")(device, 0)
+
+
 def _with_dtype(tensor: Any, dtype: str) -> Any:
     """The same memory under another element type of the same size."""
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
