@@ -27,7 +27,11 @@ from hybridc.errors import DeviceError
 _RUNTIME_FUNCTION = "ffi.Module.load_from_bytes.relax.VMExecutable"
 """A function that the TVM runtime registers: tells whether one is in the process already."""
 
-_CUDA_LIBRARY, _CUDA_FUNCTION = "libtvm_runtime_cuda.so", "device_api.cuda"
+_DEVICE_FUNCTIONS = {
+    "libtvm_runtime_cuda.so": "device_api.cuda",
+    "libhybridc_opencl.so": "device_api.opencl",
+}
+"""A function that each library for a kind of device registers."""
 
 _lock = threading.Lock()
 _path_numbers = itertools.count(1)
@@ -59,8 +63,9 @@ def load_runtime(bundle: Bundle, architecture: str) -> None:
 
 
 def _is_absent(name: str) -> bool:
-    """Whether an imported ``tvm`` has left out a library: CUDA's, where it found no driver."""
-    return os.path.basename(name) == _CUDA_LIBRARY and not _has_function(_CUDA_FUNCTION)
+    """Whether an imported ``tvm`` is without a library: CUDA's, where it found no driver."""
+    function = _DEVICE_FUNCTIONS.get(os.path.basename(name))
+    return function is not None and not _has_function(function)
 
 
 def _has_function(name: str) -> bool:

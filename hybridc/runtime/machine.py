@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hybridc.bundle.manifest import DeviceSpec
 from hybridc.errors import DeviceError
-from hybridc.runtime import cuda
+from hybridc.runtime import cuda, opencl
 
 
 def cpu_flags() -> frozenset[str]:
@@ -31,6 +31,8 @@ def why_not(device: DeviceSpec) -> str | None:
         return f"it was built for {device.built_for} and this CPU lacks {', '.join(missing)}"
     if device.kind == "cuda":
         return cuda.why_not(device.device_code)
+    if device.kind == "opencl":
+        return opencl.why_not(device.device_code, device.name)
     return None
 
 

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import tvm_ffi
 
-from hybridc.bundle.manifest import Manifest, PartSpec
+from hybridc.bundle.manifest import DeviceSpec, Manifest, PartSpec
 from hybridc.errors import BundleError
+from hybridc.runtime import opencl
 from hybridc.runtime.library import load_library
 from hybridc.runtime.tensors import HOST, Place, move
 
@@ -22,13 +23,21 @@ _POOLED = 2
 
 SESSION_KIND = "onnxruntime"
 
-_PLACES: Mapping[str, Place] = {"cuda": (2, 0)}
+_PLACES: Mapping[str, Place] = {"cuda": (2, 0), "opencl": (4, 0)}
 """Where the tensors of a kind of device are; in host memory if it is not listed."""
 
 
 def place_of_kind(kind: str) -> Place:
     """Where the tensors of a kind of device are."""
     return _PLACES.get(kind, HOST)
+
+
+def _place_of(device: DeviceSpec) -> Place:
+    """Where the tensors of a device of the plan are."""
+    place = place_of_kind(device.kind)
+    if device.kind == "opencl":
+        return place[0], opencl.choose(device.device_code, device.name).index
+    return place
 
 
 Function = Callable[..., Sequence[Any]]
@@ -101,6 +110,6 @@ def load_part(
     if missing:
         raise BundleError(f"the bundle lacks the weights {missing} of {spec.name}")
     library = load_library(spec.library, read(spec.library))
-    place = place_of_kind(kind)
+    place = _place_of(manifest.device(spec.device))
     tensors = [move(weights[name], place) for name in spec.weights]
     return CompiledPart(spec, library, tvm_ffi.Array(tensors), place)

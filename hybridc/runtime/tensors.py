@@ -14,7 +14,7 @@ Place: TypeAlias = tuple[int, int]
 """Where a tensor is: DLPack's device type, and which device of that type."""
 
 HOST: Place = (1, 0)
-_KINDS = {1: "cpu", 2: "cuda"}
+_KINDS = {1: "cpu", 2: "cuda", 4: "opencl"}
 
 
 def to_tensor(array: Array) -> Any:

@@ -13,8 +13,10 @@ class Limits:
         threads: Most threads.
         warp: Threads that run in step; 1 if nothing is known of that.
         shared_bytes: Most shared memory.
+        types: Element types that the device computes with; ``None`` if all of them.
     """
 
     threads: int
     warp: int
     shared_bytes: int
+    types: frozenset[str] | None = None

@@ -1,0 +1,70 @@
+"""The opencl target: GPUs, CPUs and accelerators with an OpenCL 1.2 driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hybridc.targets.protocol import Artifact, Compatibility, Found, Section
+
+if TYPE_CHECKING:
+    from hybridc.lowering.lower import Lowered
+
+
+@dataclass(frozen=True)
+class OpenclTarget:
+    """Devices with an OpenCL driver, which compiles the kernels where the bundle is loaded."""
+
+    kind: str = "opencl"
+
+    def check(self, specification: str) -> None:
+        """Refuse a host that LLVM does not know."""
+        from hybridc.targets.opencl.devices import parse_devices
+
+        parse_devices(specification)
+
+    def lower(self, section: Section, specification: str) -> Lowered:
+        """A section as a Relax module whose kernels the devices can run."""
+        from hybridc.targets.gpu.lower import lower_for_gpu
+        from hybridc.targets.opencl.devices import parse_devices
+
+        return lower_for_gpu(section, parse_devices(specification).limits)
+
+    def build(self, lowered: Lowered, specification: str) -> Artifact:
+        """Compile a Relax module to a shared library with OpenCL C in it."""
+        from hybridc.targets.opencl.build import build
+        from hybridc.targets.opencl.devices import parse_devices
+
+        return build(lowered.module, lowered.weights, parse_devices(specification))
+
+    def runtime_library(self, stem: str, specification: str) -> bytes:
+        """TVM's runtime, or the plug-in, for the host's architecture."""
+        from hybridc.targets.llvm.runtime_library import runtime_library
+        from hybridc.targets.opencl.devices import parse_devices
+        from hybridc.targets.opencl.plugin import STEM, plugin
+
+        architecture = parse_devices(specification).host.architecture
+        if stem == STEM:
+            return plugin(architecture).read_bytes()
+        return runtime_library(stem, architecture)
+
+    def compatibility(self, specification: str) -> Compatibility:
+        """The host that the calling code needs, and what a device must offer."""
+        from hybridc.targets.opencl.devices import parse_devices
+
+        devices = parse_devices(specification)
+        return Compatibility(
+            devices.name,
+            devices.host.architecture,
+            devices.host.kernel_flags,
+            device_code=devices.device_code,
+        )
+
+    def probe(self) -> list[Found]:
+        """The devices that the installed drivers show, and what building for them needs."""
+        from hybridc.targets.opencl.probe import probe
+
+        return probe()
+
+
+TARGET = OpenclTarget()

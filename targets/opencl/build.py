@@ -1,0 +1,99 @@
+"""From a Relax module to a shared library with kernels in OpenCL C.
+
+lowered -> legalize -> fuse -> schedule -> plan memory -> LLVM and OpenCL C -> link
+
+TVM's code generator needs neither a driver nor the plug-in: it leaves the source in the library.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from hybridc.targets.gpu.lower import unfit_types
+from hybridc.targets.gpu.pipeline import fuse
+from hybridc.targets.gpu.schedules import schedule_module
+from hybridc.targets.llvm.link import linker_for
+from hybridc.targets.llvm.memory import planned_bytes
+from hybridc.targets.opencl.devices import Devices
+from hybridc.targets.opencl.intrinsics import register_rules
+from hybridc.targets.opencl.plugin import STEM
+from hybridc.targets.protocol import Artifact
+from hybridc.targets.relax_pipeline import build_executable, finalize
+from tvm import tirx
+
+from hybridc.bundle.tensors import Array
+from hybridc.errors import UnsupportedError
+
+RUNTIME = ("tvm_runtime", STEM)
+
+
+def build(module: tvm.IRModule, weights: Mapping[str, Array], devices: Devices) -> Artifact:
+    """Compile a lowered part for OpenCL devices.
+
+    Args:
+        module: A Relax module whose ``main`` takes the weights as one tuple, last.
+        weights: Their arrays by ONNX name, in order.
+        devices: The devices, and the host.
+
+    Raises:
+        DeviceError: No linker for the host's architecture is installed.
+        UnsupportedError: A kernel computes with a type that the devices need not have.
+    """
+    link = linker_for(devices.host)
+    module = compiled_graph(module, devices)
+    executable = executable_for(module, devices)
+    with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
+        path = Path(folder) / "part.so"
+        executable.export_library(str(path), fcompile=link, workspace_dir=folder)
+        library = path.read_bytes()
+    return Artifact(library, planned_bytes(module), RUNTIME, weights)
+
+
+def compiled_graph(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
+    """The module with scheduled kernels and planned memory."""
+    with devices.target:
+        scheduled = schedule_module(fuse(module), devices.target, devices.limits)
+        _check_types(scheduled, devices)
+        return finalize(scheduled)
+
+
+def executable_for(module: tvm.IRModule, devices: Devices) -> tvm.relax.VMExecutable:
+    """Code for a module of :func:`compiled_graph`."""
+    register_rules()
+    with _rewritten_source():
+        return build_executable(module, devices.target)
+
+
+@contextmanager
+def _rewritten_source() -> Iterator[None]:
+    """Let TVM's code generator leave out prototypes: each kernel would repeat those of all."""
+    name = "tvm_callback_opencl_postproc"
+
+    def without_prototypes(source: str, _target: tvm.target.Target) -> str:
+        lines = source.splitlines(keepends=True)
+        return "".join(line for line in lines if not _is_prototype(line))
+
+    tvm_ffi.register_global_func(name, without_prototypes, override=True)
+    try:
+        yield
+    finally:
+        tvm_ffi.remove_global_func(name)
+
+
+def _is_prototype(line: str) -> bool:
+    return line.startswith("__kernel void ") and line.rstrip().endswith(");")
+
+
+def _check_types(module: tvm.IRModule, devices: Devices) -> None:
+    """Refuse what TVM's own kernels of an operator compute with and no node shows."""
+    for variable, function in module.functions.items():
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        reason = unfit_types(function, devices.limits)
+        if reason is not None:
+            raise UnsupportedError(f"the kernel {variable.name_hint} cannot be compiled: {reason}")
