@@ -18,6 +18,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     blocks_of,
     collect,
+    is_choice,
     is_reduction,
     is_spatial,
     loads_of,
@@ -154,8 +155,7 @@ def _check_zero_outside(
     value: Any, load: Any, data: Any, before: tuple[int, ...], axes: list[Any]
 ) -> None:
     """Raise unless ``value`` is the load where it is inside the data and zero elsewhere."""
-    name = str(getattr(getattr(value, "op", None), "name", ""))
-    if name.rpartition(".")[2] != "if_then_else":
+    if not is_choice(value):
         raise Misfit("not padding")
     condition, inside, outside = value.args
     zero = isinstance(outside, tirx.FloatImm) and float(outside.value) == 0

@@ -14,6 +14,7 @@ from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_convolution import schedule_blocked_convolution
 from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_spatial
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
+from hybridc.targets.llvm.schedules.extrema import with_finite_starts, with_infinite_starts
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
 from hybridc.targets.llvm.schedules.integer_products import schedule_integer_product
@@ -66,11 +67,13 @@ def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc |
     Schedule primitives refuse what would change the result by raising; that, too, means that
     the rule does not fit.
     """
-    schedule = Schedule(tvm.IRModule({"main": function}))
+    finite = with_finite_starts(function)
+    schedule = Schedule(tvm.IRModule({"main": finite}))
     try:
-        return move_tails(rule(schedule, cpu).mod["main"])
+        scheduled = move_tails(rule(schedule, cpu).mod["main"])
     except (Misfit, RuntimeError, ValueError, TypeError, ArithmeticError):
         return None
+    return scheduled if finite.same_as(function) else with_infinite_starts(scheduled)
 
 
 def _matmul(schedule: Schedule, cpu: Cpu) -> Schedule:

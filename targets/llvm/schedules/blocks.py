@@ -100,7 +100,14 @@ def cost_of(block: SBlock) -> int:
 
 
 def _is_cheap(call: tvm.ir.Call) -> bool:
-    return getattr(call.op, "name", "") in ("tirx.if_then_else", "tirx.likely")
+    name = str(getattr(call.op, "name", ""))
+    return is_choice(call) or name.rpartition(".")[2] == "likely"
+
+
+def is_choice(value: Any) -> bool:
+    """Whether an expression is ``if_then_else``, which TVM 0.27 names ``prim.if_then_else``."""
+    name = str(getattr(getattr(value, "op", None), "name", ""))
+    return name.rpartition(".")[2] == "if_then_else"
 
 
 def work_of(block: SBlock) -> int:

@@ -14,7 +14,14 @@ from typing import Any
 import tvm
 import tvm_ffi
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.blocks import axes_of, has_direct_loops, may_repeat, store_of
+from hybridc.targets.llvm.schedules.blocks import (
+    axes_of,
+    has_direct_loops,
+    is_choice,
+    may_repeat,
+    realize_of,
+    store_of,
+)
 from hybridc.targets.llvm.schedules.loops import (
     extent,
     fuse_parallel,
@@ -184,12 +191,9 @@ def _schedule_padding(schedule: Schedule, block: Any, cpu: Cpu, operations: floa
     if not padded or padded[0] == 0:
         return False
     shared = loops[: padded[0]]
-    try:
-        if not schedule.can_decompose_padding(block, loops[padded[0]]):
-            return False
-        fill = schedule.decompose_padding(block, loops[padded[0]])
-    except RuntimeError:
+    if not _splits_cleanly(schedule.copy(), block, loops[padded[0]]):
         return False
+    fill = schedule.decompose_padding(block, loops[padded[0]])
     for part in (fill, block):
         own = list(schedule.get_loops(part))[len(shared) :]
         _schedule_rows(schedule, part, cpu, own, 0)
@@ -197,10 +201,21 @@ def _schedule_padding(schedule: Schedule, block: Any, cpu: Cpu, operations: floa
     return True
 
 
+def _splits_cleanly(trial: Schedule, block: Any, loop: Any) -> bool:
+    """Whether the inside of padding is a box, so that its copy needs no condition."""
+    try:
+        if not trial.can_decompose_padding(block, loop):
+            return False
+        trial.decompose_padding(block, loop)
+    except RuntimeError:
+        return False
+    predicate = realize_of(trial, block).predicate
+    return isinstance(predicate, tirx.IntImm) and bool(int(predicate))
+
+
 def _padding_condition(schedule: Schedule, block: Any) -> Any | None:
     """Condition of a block that is nothing but ``if_then_else(condition, value, constant)``."""
     store = store_of(schedule.get(block))
     if store is None or not isinstance(store.value, tvm.ir.Call):
         return None
-    is_choice = getattr(store.value.op, "name", "") == "tirx.if_then_else"
-    return store.value.args[0] if is_choice else None
+    return store.value.args[0] if is_choice(store.value) else None
