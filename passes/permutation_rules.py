@@ -86,7 +86,7 @@ def rule_for(node: ir.Node, opset: int) -> Rule | None:
     if node.domain:
         known = node.domain == "com.microsoft" and node.op_type in _MICROSOFT_ELEMENTWISE
         return _SAME if known and len(node.inputs) == 1 else None
-    if node.op_type in _ELEMENTWISE:
+    if node.op_type in _ELEMENTWISE or _is_per_tensor(node):
         return _SAME
     if node.op_type in _ONE_AXIS or (node.op_type in _SOFTMAX and opset >= 13):
         return _ALONG_AXIS
@@ -95,6 +95,14 @@ def rule_for(node: ir.Node, opset: int) -> Rule | None:
     if node.op_type in _RESHAPES:
         return _UNIT_RESHAPE
     return {"Slice": _SLICE, "Pad": _PAD}.get(node.op_type)
+
+
+def _is_per_tensor(node: ir.Node) -> bool:
+    """Whether a node quantizes or dequantizes a whole tensor with one constant scale."""
+    if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+        return False
+    parameters = [contents(value) for value in node.inputs[1:] if value is not None]
+    return all(array is not None and array.size == 1 for array in parameters)
 
 
 def _same_everywhere(node: ir.Node, value: ir.Value, perm: Permutation) -> Layouts | None:

@@ -18,6 +18,8 @@ from hybridc.passes.infer_shapes import InferShapes
 from hybridc.passes.inline_functions import InlineFunctions
 from hybridc.passes.move_transposes import MoveTransposes
 from hybridc.passes.name_nodes import NameNodes
+from hybridc.passes.quantization.channels_last import ChannelsLast
+from hybridc.passes.quantization.fuse_regions import FuseQuantizedRegions
 from hybridc.passes.recognize_activations import RecognizeActivations
 from hybridc.passes.recognize_attention import RecognizeAttention
 from hybridc.passes.recognize_normalizations import RecognizeNormalizations
@@ -60,6 +62,8 @@ def make_steps(lowers: Lowers, isolate: bool = False) -> tuple[Step, ...]:
         Step("initializers that are also inputs", RemoveInitializersFromInputsPass),
         Step("infer types", InferShapes, optional=True),
         Step("expand functions", lambda: ExpandFunctions(lowers), optional=True),
+        Step("lift constants of functions", lambda: LiftConstantsToInitializersPass(True, 0)),
+        Step("fuse quantized regions", FuseQuantizedRegions, optional=True),
         Step("simplify", lambda: Simplify(isolate), optional=True),
         Step("name new nodes", NameNodes),
         Step("lift constants", lambda: LiftConstantsToInitializersPass(True, 0)),
@@ -84,6 +88,7 @@ def optimizations() -> tuple[Step, ...]:
         ("recognize normalizations", RecognizeNormalizations),
         ("recognize softmax", RecognizeSoftmax),
         ("recognize attention", RecognizeAttention),
+        ("put channels last", ChannelsLast),
         ("move transposes", MoveTransposes),
         ("clean up moved", CleanMovement),
         ("fold pads", FoldPads),

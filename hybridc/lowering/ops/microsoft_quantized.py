@@ -21,7 +21,7 @@ from hybridc.lowering.ops.common import (
 )
 from hybridc.lowering.ops.linear import transposed
 from hybridc.lowering.ops.narrow import decoded
-from hybridc.lowering.ops.pooling import average_pool, max_pool
+from hybridc.lowering.ops.pooling import average_pool, max_pool_last
 from hybridc.lowering.ops.quantization import (
     dequantize_linear,
     integer_matmul,
@@ -246,9 +246,9 @@ def matmul_integer_to_float(call: Call) -> Expression:
 def nhwc_max_pool(call: Call) -> Expression:
     """MaxPool with the channels last."""
     rank = call.rank(0)
-    moved = call.emit(relax.op.permute_dims(call.tensor(0), [0, rank - 1, *range(1, rank - 1)]))
-    result = max_pool(call.with_inputs([moved]))
-    return call.emit(relax.op.permute_dims(result, [0, *range(2, rank), 1]))
+    order = [0, rank - 1, *range(1, rank - 1)]
+    moved = call.emit(relax.op.permute_dims(call.tensor(0), order))  # only for its shape
+    return max_pool_last(call.with_inputs([moved]), call.tensor(0))
 
 
 ROWS: dict[str, Converter] = {

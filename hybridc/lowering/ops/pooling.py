@@ -49,6 +49,45 @@ def max_pool(call: Call) -> Value:
     return emit_kernel(call, kernel, call.tensor(0), name="max_pool")
 
 
+def max_pool_last(call: Call, data: Expression) -> Expression:
+    """Largest element of each window of ``data``, whose channels are last; the call's are not."""
+    window, sizes = _geometry(call)
+
+    def kernel(own: Own, data: te.Tensor) -> te.Tensor:
+        moved = window.translated(own)
+        lowest = te.min_value(element_type(data))
+        padded = _padded_last(data, moved, [own(size) for size in sizes], lowest)
+        taps = [reduce_axis(extent, name=f"r{i}") for i, extent in enumerate(moved.kernel)]
+
+        def element(*index: Any) -> Any:
+            steps = zip(index[1:-1], moved.strides, taps, moved.dilations, strict=True)
+            source = [y * stride + tap * dilation for y, stride, tap, dilation in steps]
+            return te.max(padded(index[0], *source, index[-1]), axis=taps)
+
+        shape = (data.shape[0], *(own(size) for size in sizes), data.shape[-1])
+        return compute(shape, element, "pool_max")
+
+    return emit_kernel(call, kernel, data, name="max_pool_last")
+
+
+def _padded_last(data: te.Tensor, window: Window, sizes: Sequence[Dim], fill: Any) -> te.Tensor:
+    """``(N, spatial..., C)`` with all that the windows read."""
+    ends = zip(sizes, window.strides, window.extents, strict=True)
+    reach = [simplify((size - 1) * stride + extent) for size, stride, extent in ends]
+    spatial = data.shape[1:-1]
+    if not any(window.before) and all(
+        at_least(simplify(dim - end), 0) for dim, end in zip(spatial, reach, strict=True)
+    ):
+        return data
+
+    def element(*index: Any) -> Any:
+        source = [i - low for i, low in zip(index[1:-1], window.before, strict=True)]
+        inside = [tirx.all(i >= 0, i < dim) for i, dim in zip(source, spatial, strict=True)]
+        return tirx.if_then_else(tirx.all(*inside), data(index[0], *source, index[-1]), fill)
+
+    return compute((data.shape[0], *reach, data.shape[-1]), element, "pad_temp")
+
+
 def max_pool_with_indices(call: Call) -> tuple[Value, ...]:
     """Largest element of each window, and where it stands in the flattened input."""
     window, sizes = _geometry(call)

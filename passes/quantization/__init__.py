@@ -1,0 +1,1 @@
+"""Passes over quantized models: regions of floats become integer operators."""

@@ -1,0 +1,241 @@
+"""Turn regions of dequantized floats into integer operators.
+
+    Q(Conv(DQ(x), DQ(w), b))            QLinearConv(x, w, b)
+    Q(Relu(Conv(DQ(x), DQ(w), b)))      the same, and Clip at the zero point if that is not implied
+    Q(MatMul(DQ(x), DQ(w)))             QLinearMatMul(x, w)
+    MatMul(DQ(x), DQ(w))                MatMulInteger(x, w), and a product with the scales
+    Gemm(DQ(x), DQ(w), b), quantized or not     QGemm of ONNX Runtime's domain
+    Q(MaxPool(DQ(x)))                   MaxPool(x), where both scales are the same; and so for
+                                        operators that only move elements
+
+The weight must be a constant. A bias becomes int32 in the scale of the sums; a region whose bias
+does not fit there stays as it is. Everything else between DequantizeLinear and QuantizeLinear (Add,
+Mul, activations, means) is element-wise work on floats that targets fuse into the integer kernel
+before it, which is what the model says to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from hybridc.passes.editor import Array, Editor, contents, dims_of, only_reader
+from hybridc.passes.quantization.quantized import (
+    Quantized,
+    dequantized,
+    is_bytes,
+    quantizer,
+    result_of,
+)
+
+MICROSOFT = "com.microsoft"
+
+_MOVEMENT = frozenset(
+    "Flatten Gather Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split()
+)
+"""Operators whose result holds elements of their first input only."""
+
+_INTEGER_POOL = 12
+"""Opset from which MaxPool and Clip take 8-bit integers."""
+
+
+class FuseQuantizedRegions(ir.passes.InPlacePass):
+    """Fuses in the main graph, where shapes and types are known."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Try every node once, in order."""
+        editor = Editor(model.graph)
+        for node in list(model.graph):
+            build = _BUILDERS.get(node.op_type)
+            if build is not None and not node.domain and node.graph is model.graph:
+                build(editor, node)
+        return ir.passes.PassResult(model, editor.modified)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """How the result of a region is quantized.
+
+    Attributes:
+        node: The QuantizeLinear.
+        quantized: Its parameters.
+        floor: Whether what is below zero becomes zero, and the integers do not say so themselves.
+    """
+
+    node: ir.Node
+    quantized: Quantized
+    floor: bool
+
+
+def _result(node: ir.Node, opset: int) -> _Result | None:
+    """The quantization of a node's result, with a Relu in between or not."""
+    value = node.outputs[0]
+    reader = only_reader(value)
+    relu = reader is not None and reader.op_type == "Relu" and not reader.domain
+    if relu:
+        assert reader is not None
+        value = reader.outputs[0]
+    last = quantizer(value)
+    quantized = None if last is None else result_of(last)
+    if last is None or quantized is None or not is_bytes(quantized) or quantized.axis is not None:
+        return None
+    lowest = np.iinfo(quantized.dtype.numpy()).min
+    floor = relu and int(quantized.zeros[0]) != lowest
+    return None if floor and opset < _INTEGER_POOL else _Result(last, quantized, floor)
+
+
+def _weight(value: ir.Value | None, axis: int) -> Quantized | None:
+    """A constant weight, with one scale or one for each position of an axis."""
+    weight = dequantized(value)
+    if weight is None or not is_bytes(weight) or contents(weight.value) is None:
+        return None
+    return weight if weight.axis in (None, axis) else None
+
+
+def _data(value: ir.Value | None) -> Quantized | None:
+    """A dequantized tensor that is computed at run time, with one scale."""
+    data = dequantized(value)
+    if data is None or not is_bytes(data) or data.axis is not None:
+        return None
+    return data
+
+
+def _bias(value: ir.Value | None, scales: Array) -> Array | None:
+    """A bias in int32, in units of ``scales``; ``None`` if it is unknown or does not fit."""
+    source = dequantized(value)
+    known = contents(value if source is None else source.value)
+    if known is None:
+        return None
+    numbers = known.astype(np.float64)
+    if source is not None:
+        numbers = (numbers - source.zeros) * source.scales.astype(np.float64)
+    units = np.rint(numbers.reshape(-1) / scales.astype(np.float64))
+    fits = np.all(np.isfinite(units)) and np.all(np.abs(units) < 2**31)
+    return units.astype(np.int32) if fits else None
+
+
+def _zero(editor: Editor, quantized: Quantized) -> ir.Value:
+    """A zero point, made where it was left out."""
+    if quantized.zero is not None:
+        return quantized.zero
+    shape = dims_of(quantized.scale) or ()
+    zeros = np.zeros(tuple(int(dim) for dim in shape), quantized.dtype.numpy())
+    return editor.constant(zeros, f"{quantized.scale.name}__zero")
+
+
+def _operand(editor: Editor, quantized: Quantized) -> list[ir.Value | None]:
+    return [quantized.value, quantized.scale, _zero(editor, quantized)]
+
+
+def _finish(editor: Editor, result: _Result, value: ir.Value) -> None:
+    """Put integers in place of a region's result."""
+    if result.floor:
+        zero = editor.constant(result.quantized.zeros.reshape(()), f"{value.name}__floor")
+        value = editor.emit(result.node, "Clip", [value, zero], dims_of(value))
+    editor.replace(result.node.outputs[0], value)
+
+
+def _opset(editor: Editor) -> int:
+    return editor.graph.opset_imports.get("", 0)
+
+
+def _convolution(editor: Editor, node: ir.Node) -> None:
+    data, weight = _data(node.inputs[0]), _weight(node.inputs[1], 0)
+    result = _result(node, _opset(editor))
+    if data is None or weight is None or result is None:
+        return
+    inputs = [*_operand(editor, data), *_operand(editor, weight)]
+    inputs += [result.quantized.scale, _zero(editor, result.quantized)]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None:
+        known = contents(weight.value)
+        units = _bias(bias, data.scales * weight.scales)
+        if units is None or known is None or len(units) != known.shape[0]:
+            return
+        inputs.append(editor.constant(units, f"{bias.name}__units"))
+    attributes = {name: a.value for name, a in node.attributes.items()}
+    dims = dims_of(node.outputs[0])
+    value = editor.emit(
+        result.node, "QLinearConv", inputs, dims, attributes, dtype=result.quantized.dtype
+    )
+    _finish(editor, result, value)
+
+
+def _matrix_product(editor: Editor, node: ir.Node) -> None:
+    data, weight = _data(node.inputs[0]), _weight(node.inputs[1], 1)
+    known = None if weight is None else contents(weight.value)
+    if data is None or weight is None or known is None or known.ndim != 2:
+        return
+    result, dims = _result(node, _opset(editor)), dims_of(node.outputs[0])
+    if result is not None:
+        inputs = [*_operand(editor, data), *_operand(editor, weight)]
+        inputs += [result.quantized.scale, _zero(editor, result.quantized)]
+        dtype = result.quantized.dtype
+        value = editor.emit(result.node, "QLinearMatMul", inputs, dims, dtype=dtype)
+        _finish(editor, result, value)
+        return
+    factors = [data.value, weight.value, _zero(editor, data), _zero(editor, weight)]
+    sums = editor.emit(node, "MatMulInteger", factors, dims, dtype=ir.DataType.INT32)
+    scales = editor.constant(
+        (data.scales * weight.scales).astype(np.float32), f"{weight.scale.name}__product"
+    )
+    attributes = {"to": ir.DataType.FLOAT}
+    floats = editor.emit(node, "Cast", [sums], dims, attributes, dtype=ir.DataType.FLOAT)
+    editor.replace(node.outputs[0], editor.emit(node, "Mul", [floats, scales], dims))
+
+
+def _gemm(editor: Editor, node: ir.Node) -> None:
+    swapped = node.attributes.get_int("transB", 0)
+    data, weight = _data(node.inputs[0]), _weight(node.inputs[1], 0 if swapped else 1)
+    plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+    if data is None or weight is None or not plain or node.attributes.get_int("transA", 0):
+        return
+    result, dims = _result(node, _opset(editor)), dims_of(node.outputs[0])
+    if weight.axis is not None and np.any(weight.zeros):
+        return
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    inputs = [*_operand(editor, data), *_operand(editor, weight), None]
+    if bias is not None:
+        units = _bias(bias, data.scales * weight.scales)
+        if units is None or dims is None or dims[-1] != len(units):
+            return
+        inputs[6] = editor.constant(units, f"{bias.name}__units")
+    editor.graph.opset_imports.setdefault(MICROSOFT, 1)
+    attributes = {"transB": swapped}
+    if result is None:
+        floats = editor.emit(
+            node, "QGemm", inputs, dims, attributes, MICROSOFT, dtype=ir.DataType.FLOAT
+        )
+        editor.replace(node.outputs[0], floats)
+        return
+    inputs += [result.quantized.scale, _zero(editor, result.quantized)]
+    dtype = result.quantized.dtype
+    value = editor.emit(result.node, "QGemm", inputs, dims, attributes, MICROSOFT, dtype=dtype)
+    _finish(editor, result, value)
+
+
+def _movement(editor: Editor, node: ir.Node) -> None:
+    data, last = _data(node.inputs[0]), quantizer(node.outputs[0])
+    result = None if last is None else result_of(last)
+    if data is None or last is None or result is None or len(node.outputs) != 1:
+        return
+    unfit = node.op_type == "MaxPool" and _opset(editor) < _INTEGER_POOL
+    if unfit or not data.is_like(result) or data.value is None:
+        return
+    attributes = {name: a.value for name, a in node.attributes.items()}
+    inputs = [data.value, *node.inputs[1:]]
+    dims = dims_of(node.outputs[0])
+    value = editor.emit(last, node.op_type, inputs, dims, attributes, dtype=data.dtype)
+    editor.replace(last.outputs[0], value)
+
+
+Builder = Callable[[Editor, ir.Node], None]
+
+_BUILDERS: dict[str, Builder] = {
+    "Conv": _convolution,
+    "MatMul": _matrix_product,
+    "Gemm": _gemm,
+    **dict.fromkeys(_MOVEMENT, _movement),
+}
