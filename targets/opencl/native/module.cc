@@ -13,10 +13,13 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/reflection/registry.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device_api.h"
@@ -56,7 +59,8 @@ struct Signature {
   std::vector<int32_t> extra;
 };
 
-using Signatures = std::map<std::string, Signature>;
+// By key, in the order in which TVM gives them, so that a module is saved as TVM would save it.
+using Signatures = std::vector<std::pair<std::string, Signature>>;
 
 // Reads what a module was saved as.
 class Reader {
@@ -188,7 +192,8 @@ class OpenclModule final : public ffi::ModuleObj {
   }
 
   ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
-    auto found = signatures_.find(name);
+    auto found = std::find_if(signatures_.begin(), signatures_.end(),
+                              [&](const auto& entry) { return entry.first == std::string(name); });
     if (found == signatures_.end()) return std::nullopt;
     std::vector<Extent> extents;
     for (const std::string& tag : found->second.tags) extents.push_back(extent_of(tag));
@@ -280,8 +285,7 @@ ffi::Module load_from_bytes(const ffi::Bytes& bytes) {
   Signatures signatures;
   const auto count = reader.value<uint64_t>();
   for (uint64_t index = 0; index < count; ++index) {
-    std::string key = reader.text();
-    Signature& signature = signatures[key];
+    Signature& signature = signatures.emplace_back(reader.text(), Signature{}).second;
     signature.name = reader.text();
     signature.types = reader.values<DLDataType>();
     signature.tags = reader.values<std::string>();
@@ -296,7 +300,7 @@ ffi::Module create(const ffi::Bytes& code, const ffi::String& format,
                    const ffi::Map<ffi::String, ffi::String>&) {
   Signatures signatures;
   for (const auto& [key, info] : functions) {
-    Signature& signature = signatures[key];
+    Signature& signature = signatures.emplace_back(key, Signature{}).second;
     signature.name = info->name;
     for (const DLDataType& type : info->arg_types) signature.types.push_back(type);
     for (const ffi::String& tag : info->launch_param_tags) signature.tags.push_back(tag);
