@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,39 @@ def run_reference(
             f"{path} cannot be run for reference: ONNX Runtime: {first}; onnx.reference: "
             f"{_first_line(error)}; check the model, or skip the comparison with --no-verify"
         ) from error
+
+
+def open_session(
+    model: Path | bytes, operators: Sequence[str] = ()
+) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """A function that runs a model in ONNX Runtime on one thread.
+
+    Args:
+        model: Its file, or its contents.
+        operators: Paths of libraries with custom operators.
+
+    Raises:
+        ModelError: ONNX Runtime cannot load it, or, when the function is called, run it.
+    """
+    import onnxruntime
+
+    options = session_options(operators)
+    options.intra_op_num_threads = 1  # the same sums in the same order on every machine
+    source = model if isinstance(model, bytes) else str(model)
+    try:
+        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no base but Exception
+        raise ModelError(f"ONNX Runtime cannot load the model: {_first_line(error)}") from error
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        try:
+            results = session.run(names, dict(inputs))
+        except Exception as error:
+            raise ModelError(f"ONNX Runtime cannot run the model: {_first_line(error)}") from error
+        return dict(zip(names, map(np.asarray, results), strict=True))
+
+    return run
 
 
 def _run_onnxruntime(

@@ -81,11 +81,16 @@ def constant_nodes(graph: ir.Graph) -> set[ir.Node]:
     """Nodes of the main graph that depend on constants only."""
     constant: set[ir.Node] = set()
     for node in graph:
-        if node.domain or node.op_type in NOT_PURE or _has_subgraph(node):
+        if node.domain or node.op_type in NOT_PURE or _has_subgraph(node) or is_stored_small(node):
             continue
         if all(_is_constant(value, constant) for value in node.inputs):
             constant.add(node)
     return constant
+
+
+def is_stored_small(node: ir.Node) -> bool:
+    """Whether a node makes floats of a weight in blocks, which is stored so to take less space."""
+    return node.op_type == "DequantizeLinear" and node.attributes.get_int("block_size", 0) > 0
 
 
 def _has_subgraph(node: ir.Node) -> bool:

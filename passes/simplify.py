@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import onnx
 import onnx_ir as ir
-from hybridc.passes.fold_constants import constant_nodes
+from hybridc.passes.fold_constants import constant_nodes, is_stored_small
 from hybridc.passes.infer_shapes import has_long_vector
 from hybridc.passes.isolation import in_child
 
@@ -47,6 +47,7 @@ class Simplify(ir.passes.FunctionalPass):
             if value.const_value is not None
         )
         unfit = _computes_more(model.graph) or _computes_narrow(model.graph)
+        unfit |= any(map(is_stored_small, model.graph))  # onnxsim would make floats of them
         if total > MAX_BYTES or unfit or has_long_vector(model):
             return ir.passes.PassResult(model.clone(), modified=False)
         proto = ir.to_proto(model)

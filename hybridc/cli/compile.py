@@ -17,6 +17,7 @@ from hybridc.cli.placing import (
     read_plan,
     rule_options,
 )
+from hybridc.cli.precision import compile_function, precision_options
 
 if TYPE_CHECKING:
     from hybridc.compiler import Report
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     "Runtime.",
 )
 @click.option("--no-verify", is_flag=True, help="Do not compare with the reference at the end.")
+@precision_options
 @format_option
 def command(
     model: Path,
@@ -88,7 +90,7 @@ def command(
       hybridc compile detector.onnx -o detector/ --shape x=1x3x640x640
       hybridc compile model.onnx -o model.hyb --target llvm:0 --target llvm:1 --pin 'head*=llvm:1'
     """
-    from hybridc.compiler import Options, compile_model
+    from hybridc.compiler import Options
 
     plan = read_plan(plan_file) if plan_file is not None else None
     options = Options(
@@ -99,7 +101,7 @@ def command(
         isolate=True,
         verify=not no_verify,
     )
-    report = compile_model(model, output, options, _progress)
+    report = compile_function(values)(model, output, options, _progress)
     show(format_, _as_json(report), lambda: _as_lines(report))
 
 

@@ -120,8 +120,9 @@ def _zero(editor: Editor, quantized: Quantized) -> ir.Value:
     """A zero point, made where it was left out."""
     if quantized.zero is not None:
         return quantized.zero
-    shape = dims_of(quantized.scale) or ()
-    zeros = np.zeros(tuple(int(dim) for dim in shape), quantized.dtype.numpy())
+    scale = contents(quantized.scale)
+    assert scale is not None
+    zeros = np.zeros(scale.shape, quantized.dtype.numpy())
     return editor.constant(zeros, f"{quantized.scale.name}__zero")
 
 
@@ -190,7 +191,7 @@ def _gemm(editor: Editor, node: ir.Node) -> None:
     swapped = node.attributes.get_int("transB", 0)
     data, weight = _data(node.inputs[0]), _weight(node.inputs[1], 0 if swapped else 1)
     plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
-    if data is None or weight is None or not plain or node.attributes.get_int("transA", 0):
+    if data is None or weight is None or not plain or node.attributes.get_int("transA", 0) != 0:
         return
     result, dims = _result(node, _opset(editor)), dims_of(node.outputs[0])
     if weight.axis is not None and np.any(weight.zeros):

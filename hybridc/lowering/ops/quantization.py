@@ -24,6 +24,7 @@ from hybridc.lowering.ops.quantized import (
     requantize,
     spread,
 )
+from hybridc.lowering.ops.stored_weights import is_stored_weight, stored_weight
 from hybridc.lowering.ops.window import window_of
 from hybridc.lowering.value import Expression, Narrow, Value
 
@@ -90,6 +91,8 @@ def dequantize_linear(call: Call) -> Expression:
     dtype = ir.DataType(given).numpy().name if given else call.dtype(1)
     if dtype in NARROW:
         raise Unsupported(f"dequantization to {dtype}")
+    if is_stored_weight(call) and dtype == "float32":
+        return stored_weight(call)
     data = decoded(call, call.value(0))
     axis, block = _axis_and_block(call)
     scale = spread(call, call.value(1), axis, block)

@@ -1,0 +1,246 @@
+"""A compile in another precision: prepare, quantize, compile, check the budget, publish.
+
+    read -> passes -> quantize -> compile_model -> compare with the original on held-out samples
+
+The quantized model is an ONNX model, which goes the way of any other; the check at the end of its
+compile compares the bundle with ONNX Runtime on that model. What quantization cost is measured
+against the original. The bundle gets its name only when both were passed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx
+import onnx_ir as ir
+
+from hybridc.bundle.manifest import TensorSpec
+from hybridc.bundle.storage import staging_folder
+from hybridc.bundle.tensors import Array
+from hybridc.bundle.write import check_destination, publish, storage_error
+from hybridc.compiler import DEFAULT_TOLERANCE, Options, Progress, Report, compile_model
+from hybridc.errors import AccuracyError, UsageError
+from hybridc.frontend.bind import bind_inputs
+from hybridc.frontend.read import read_model
+from hybridc.frontend.shapes import Range, specialize
+from hybridc.lowering.ops import default_table
+from hybridc.passes.pipeline import run_passes
+from hybridc.passes.raise_opset import ensure_opset
+from hybridc.precision.budget import Budget, Outputs
+from hybridc.precision.quantize import (
+    DYNAMIC,
+    FP16,
+    INT4_WEIGHTS,
+    INT8_WEIGHTS,
+    STATIC,
+    Calibration,
+    anchors_of,
+    convert_to_half,
+    quantize_dynamic,
+    quantize_static,
+)
+from hybridc.precision.samples import FEW, Samples, load_samples, specs_of
+from hybridc.precision.weights import quantize_weights
+from hybridc.reference import open_session
+from hybridc.runtime.loader import load
+
+OPSET = 17
+"""Opset that a model is raised to, if it can be, before it is quantized."""
+
+TOLERANCE = 0.05
+"""Error allowed between the bundle and ONNX Runtime on the quantized model. Where a sum lies
+between two steps, the two may round differently, and the difference grows on its way."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A precision and what it may cost.
+
+    Attributes:
+        precision: One of ``PRECISIONS`` but fp32.
+        data: Where samples are: a folder or ``module:function``.
+        method: How ranges are found.
+        budget: The bound to keep.
+        keep: Where the quantized ONNX model is to be written, too.
+    """
+
+    precision: str
+    data: str | None = None
+    method: str = "min-max"
+    budget: Budget | None = None
+    keep: Path | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that is ready to be quantized.
+
+    Attributes:
+        model: Simplified, with the shapes asked for.
+        dims: Range of each dimension that stays dynamic.
+        bound: Values of inputs that were bound.
+        inputs: Its inputs.
+        notes: Passes that were left out.
+    """
+
+    model: onnx.ModelProto
+    dims: Mapping[str, Range]
+    bound: Mapping[str, Array]
+    inputs: tuple[TensorSpec, ...]
+    notes: tuple[str, ...]
+
+
+def compile_in_precision(
+    model: Path,
+    output: Path,
+    options: Options,
+    progress: Progress,
+    wanted: Wanted,
+) -> Report:
+    """Compile an ONNX file to a bundle in another precision.
+
+    Raises:
+        AccuracyError: The budget is not kept; nothing is written.
+        UserError: Something else that the user can mend.
+    """
+    check_destination(output)
+    _check_wanted(wanted)
+    progress(f"[1/6] reading {model}")
+    prepared = prepare(model, options)
+    samples = _samples(wanted, prepared, progress)
+    progress(f"[1/6] quantizing to {wanted.precision}")
+    quantized, notes = _quantized(prepared, samples, wanted)
+    try:
+        with staging_folder(output) as staging, TemporaryDirectory(prefix="hybridc-") as folder:
+            source = Path(folder) / model.name
+            onnx.save(quantized, source)
+            inner = _inner(options, prepared)
+            report = compile_model(source, staging / "bundle", inner, _without_reading(progress))
+            if wanted.budget is not None and samples is not None:
+                notes.append(_keep_budget(model, staging / "bundle", prepared, samples, wanted))
+            if wanted.keep is not None:
+                os.replace(_copied(quantized, wanted.keep), wanted.keep)
+            publish(staging / "bundle", output)
+    except OSError as error:
+        raise storage_error(error, output) from error
+    return dataclasses.replace(
+        report, output=output, notes=(*notes, *prepared.notes, *report.notes)
+    )
+
+
+def _without_reading(progress: Progress) -> Progress:
+    """Progress without the line about the quantized model's file, which is gone afterwards."""
+    return lambda line: None if line.startswith("[1/6]") else progress(line)
+
+
+def _check_wanted(wanted: Wanted) -> None:
+    if wanted.data is None and wanted.precision == STATIC:
+        raise UsageError(
+            "--precision int8 needs samples to find ranges with: give --calibration, or use "
+            "int8-dynamic or int8-weights"
+        )
+    if wanted.data is None and wanted.budget is not None:
+        raise UsageError("--accuracy-budget needs samples to be checked on: give --calibration")
+
+
+def prepare(path: Path, options: Options) -> Prepared:
+    """Read a model, set its shapes, and simplify it."""
+    model = read_model(path).model
+    bound = bind_inputs(model, options.bindings)
+    dims = specialize(model, options.shapes)
+    model, notes = run_passes(model, default_table().lowers, options.isolate)
+    ensure_opset(model, OPSET)
+    inputs = specs_of(model)
+    proto = ir.to_proto(model)
+    proto.ir_version = max(proto.ir_version, 8)
+    return Prepared(proto, dims, bound, inputs, tuple(notes))
+
+
+def _samples(wanted: Wanted, prepared: Prepared, progress: Progress) -> Samples | None:
+    if wanted.data is None:
+        return None
+    progress(f"[1/6] reading samples from {wanted.data}")
+    samples = load_samples(wanted.data, prepared.inputs, prepared.dims)
+    if wanted.budget is not None and samples.count < 2:
+        raise UsageError(
+            f"{wanted.data} holds one sample; a budget is checked on samples that were not used "
+            "for calibration, so give at least two"
+        )
+    return samples
+
+
+def _quantized(
+    prepared: Prepared, samples: Samples | None, wanted: Wanted
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The model in the precision, and notes about it."""
+    if wanted.precision == FP16:
+        return convert_to_half(prepared.model), []
+    if wanted.precision == DYNAMIC:
+        return quantize_dynamic(prepared.model), []
+    if wanted.precision in (INT8_WEIGHTS, INT4_WEIGHTS):
+        return quantize_weights(prepared.model, 8 if wanted.precision == INT8_WEIGHTS else 4), []
+    assert samples is not None
+    used = samples if wanted.budget is None else samples.part(held_out=False)
+    notes = [
+        f"{len(anchors_of(prepared.model))} convolutions and matrix products are in int8; ranges "
+        f"by {wanted.method} over {used.count} samples"
+    ]
+    if used.count < FEW:
+        notes.append(f"fewer than {FEW} samples may miss the range of values that occur")
+    return quantize_static(prepared.model, Calibration(used, wanted.method)), notes
+
+
+def _inner(options: Options, prepared: Prepared) -> Options:
+    """Options for the quantized model, whose shapes and bindings are set already."""
+    tolerance = options.tolerance
+    return dataclasses.replace(
+        options,
+        shapes={name: (size,) for name, size in prepared.dims.items()},
+        bindings={},
+        tolerance=TOLERANCE if tolerance == DEFAULT_TOLERANCE else tolerance,
+    )
+
+
+def _copied(model: onnx.ModelProto, path: Path) -> Path:
+    """A model written beside its place."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    onnx.save(model, temporary)
+    return temporary
+
+
+def _keep_budget(
+    model: Path, bundle: Path, prepared: Prepared, samples: Samples, wanted: Wanted
+) -> str:
+    """Measure the bundle against the original on held-out samples; a line about it.
+
+    Raises:
+        AccuracyError: The budget is not kept.
+    """
+    budget, held = wanted.budget, samples.part(held_out=True)
+    assert budget is not None
+    compiled = load(bundle)
+    try:
+        value = budget.of(_pairs(model, prepared.bound, held, compiled.run))
+    finally:
+        compiled.close()
+    line = f"{budget.metric} is {value:.6g} on {held.count} samples that were held out"
+    if not budget.is_kept(value):
+        raise AccuracyError(f"{line}, and {budget} was asked for; no bundle was written")
+    return f"{line}; {budget} is kept"
+
+
+def _pairs(
+    model: Path,
+    bound: Mapping[str, Array],
+    samples: Samples,
+    run: Callable[[Mapping[str, Array]], Outputs],
+) -> Iterator[tuple[Outputs, Outputs]]:
+    """The original's outputs and others, for each sample."""
+    original = open_session(model)
+    for sample in samples:
+        yield original({**sample, **bound}), run(sample)
