@@ -93,6 +93,7 @@ def geometry(
         column_reach=dilation,
         top=pad,
         left=pad,
+        filters=filters,
     )
 
 
@@ -153,7 +154,7 @@ def test_kernel(
     vectors: int,
 ) -> None:
     found = geometry(shape, filters, kernel, cpu.vector_bytes // 4, vectors=vectors, **options)
-    if found.blocks % vectors or found.depthwise:
+    if found.depthwise or (found.groups > 1 and not found.mixes_groups):
         found = dataclasses.replace(found, vectors=1)
     check_kernel(found, shape, filters, cpu)
 

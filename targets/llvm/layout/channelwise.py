@@ -23,6 +23,9 @@ from tvm.s_tir import SBlock, SBlockRealize
 CHANNELS = 1
 """Position of the channel axis in outputs."""
 
+RANKS = (3, 4)
+"""Axes of plain tensors that may be blocked: batch, channels, and one or two spatial ones."""
+
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
@@ -48,8 +51,8 @@ def block_kernel(function: tirx.PrimFunc, lanes: int) -> Blocked:
     """
     root = function.body.block if isinstance(function.body, SBlockRealize) else None
     output = function.params[-1]
-    if root is None or root.match_buffers or len(output.shape) != 4:
-        raise Misfit("no kernel with one output over four axes")
+    if root is None or root.match_buffers or len(output.shape) not in RANKS:
+        raise Misfit("no kernel with one output over images")
     nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     work = _Rewriter(lanes, {output: CHANNELS})
     rewritten = [work.nest(nest) for nest in reversed(nests)]

@@ -85,6 +85,7 @@ class PlainConvolution:
             column_reach=max(found.dilation[1], 1),
             top=self.before[0],
             left=self.before[1],
+            filters=found.filters,
         )
 
 
@@ -108,7 +109,8 @@ def find_plain_convolution(function: tirx.PrimFunc) -> PlainConvolution:
         raise Misfit("not float32")
     if not all(isinstance(dim, tirx.IntImm) for dim in data.shape):
         raise Misfit("a symbolic shape")
-    size = (int(data.shape[2]), int(data.shape[3]))
+    height, width = ([1] if found.is_flat else []) + _sizes(data)[2:]
+    size = (height, width)
     if len(blocks) == 1:
         if not found.source.same_as(data):
             raise Misfit("an operand from nowhere")
@@ -128,12 +130,12 @@ def _padding(block: Any, data: Any, found: Convolution) -> tuple[int, int]:
     (load,) = loads
     if not load.indices[0].same_as(axes[0]) or not load.indices[1].same_as(axes[1]):
         raise Misfit("padding of images or channels")
-    before = tuple(_offset(load.indices[i], axes[i]) for i in (2, 3))
+    before = tuple(_offset(load.indices[i], axes[i]) for i in range(2, len(axes)))
     if not load.same_as(value):
         _check_zero_outside(value, load, data, before, axes)
-    elif before != (0, 0) or _sizes(store.buffer) != _sizes(data):
+    elif any(before) or _sizes(store.buffer) != _sizes(data):
         raise Misfit("a copy that is not whole")
-    return before[0], before[1]
+    return (0, before[0]) if found.is_flat else (before[0], before[1])
 
 
 def _sizes(buffer: Any) -> list[int]:
@@ -161,14 +163,14 @@ def _check_zero_outside(
     zero = isinstance(outside, tirx.FloatImm) and float(outside.value) == 0
     if not inside.same_as(load) or not zero:
         raise Misfit("padding with something else than zero")
-    low: list[int] = [0, 0]
-    high: list[int | None] = [None, None]
+    low: list[int] = [0 for _ in before]
+    high: list[int | None] = [None for _ in before]
     for comparison in collect(condition, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Or, tirx.Not):
         if not isinstance(comparison, tirx.LT | tirx.LE):
             raise Misfit("an unexpected condition")
         _narrow(comparison, axes, low, high)
     sizes = _sizes(data)[2:]
-    for axis in (0, 1):
+    for axis in range(len(before)):
         top, bottom = before[axis], before[axis] + sizes[axis]
         ends = high[axis] if high[axis] is not None else bottom
         if low[axis] != top or ends != bottom:
@@ -178,8 +180,7 @@ def _check_zero_outside(
 def _narrow(comparison: Any, axes: list[Any], low: list[int], high: list[int | None]) -> None:
     """Take account of ``k <= axis`` or ``axis < k``."""
     left, right = comparison.a, comparison.b
-    for i in (0, 1):
-        axis = axes[2 + i]
+    for i, axis in enumerate(axes[2:]):
         if (
             isinstance(comparison, tirx.LE)
             and right.same_as(axis)
@@ -197,24 +198,17 @@ def _narrow(comparison: Any, axes: list[Any], low: list[int], high: list[int | N
     raise Misfit("an unexpected comparison")
 
 
-def can_block(plain: PlainConvolution, lanes: int) -> bool:
-    """Whether blocks of ``lanes`` channels do not straddle groups."""
-    found = plain.found
-    if found.groups == 1 or plain.is_depthwise:
-        return True
-    return found.channels % lanes == 0 and found.filters // found.groups % lanes == 0
-
-
 def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: Cpu) -> Geometry:
     """The convolution blocked, with the number of vectors in a panel that is fastest."""
     whole = plain.geometry(lanes, source_lanes, 1)
     if whole.depthwise:
         return whole
-    per_group = whole.blocks // whole.groups if whole.groups > 1 else whole.blocks
+    is_split = whole.groups > 1 and not whole.mixes_groups
+    per_group = whole.blocks // whole.groups if is_split else whole.blocks
     choices = [
         dataclasses.replace(whole, vectors=vectors)
         for vectors in range(1, min(per_group, MAX_VECTORS) + 1)
-        if per_group % vectors == 0
+        if per_group % vectors == 0 or not is_split
     ]
     return min(choices, key=lambda geometry: blocked_cycles(geometry, cpu))
 
@@ -222,8 +216,7 @@ def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: C
 @lru_cache(maxsize=4096)
 def blocked_cycles(geometry: Geometry, cpu: Cpu) -> float:
     """Estimated cycles with a blocked output."""
-    panels = geometry.blocks // geometry.vectors
-    return geometry.batch * panels * choose_tiling(geometry, cpu, True).cycles
+    return geometry.batch * geometry.panels * choose_tiling(geometry, cpu, True).cycles
 
 
 def plain_cycles(plain: PlainConvolution, cpu: Cpu) -> float:

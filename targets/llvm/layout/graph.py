@@ -8,10 +8,9 @@ from typing import Any
 
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.layout.channelwise import CHANNELS, Blocked, block_kernel
+from hybridc.targets.llvm.layout.channelwise import CHANNELS, RANKS, Blocked, block_kernel
 from hybridc.targets.llvm.layout.convolutions import (
     PlainConvolution,
-    can_block,
     find_plain_convolution,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
@@ -145,8 +144,8 @@ class _Reader:
         known = self.graph.weight_of
         axes = zip(kernel.operands, kernel.blocked.axes, strict=False)
         carried = [(o, axis) for o, axis in axes if axis is not None and o not in known]
-        four = all(axis == CHANNELS and len(sizes_of(o)) == 4 for o, axis in carried)
-        return four and bool(carried)
+        fit = all(axis == CHANNELS and len(sizes_of(o)) in RANKS for o, axis in carried)
+        return fit and bool(carried)
 
     def _is_kernel_call(self, value: Any) -> bool:
         if not isinstance(value, tvm.ir.Call) or getattr(value.op, "name", "") != "relax.call_tir":
@@ -163,11 +162,10 @@ class _Reader:
         self, function: tirx.PrimFunc
     ) -> tuple[PlainConvolution | None, Blocked | None]:
         output = function.params[-1]
-        if str(getattr(output, "dtype", "")) != "float32" or len(output.shape) != 4:
+        if str(getattr(output, "dtype", "")) != "float32" or len(output.shape) not in RANKS:
             return None, None
         try:
-            convolution = find_plain_convolution(function)
-            return (convolution if can_block(convolution, self.graph.lanes) else None), None
+            return find_plain_convolution(function), None
         except (Misfit, RuntimeError, ValueError, TypeError):
             pass
         try:

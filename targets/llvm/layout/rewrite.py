@@ -98,6 +98,7 @@ class _Packed:
         """Name of a convolution's packed weights; the same for the same packing."""
         g = self.geometries[kernel.variable]
         form = "depthwise" if g.depthwise else f"{min(g.source_lanes, g.channels)}x{g.vectors}"
+        form = f"groups{g.vectors}" if g.mixes_groups else form
         return f"{self.name(kernel.operands[1])}.packed_{form}x{g.lanes}"
 
     def channels_name(self, variable: Any, axis: int) -> str:

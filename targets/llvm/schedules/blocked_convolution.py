@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
-import tvm_ffi
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import (
     BLOCKED,
@@ -39,11 +38,11 @@ from hybridc.targets.llvm.schedules.blocks import (
     loads_of,
     store_of,
 )
+from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
 from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
 from hybridc.targets.llvm.schedules.splice import replace_nest
-from hybridc.targets.llvm.schedules.tails import substitute
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -52,9 +51,6 @@ CACHE_BYTES = 512 * 1024
 
 PREFETCH_TILES = 32
 """Tiles that use a panel of weights, up to which the next one is fetched ahead."""
-
-Finish = Callable[[Sequence[Any], Any, int], Any]
-"""``(indices without the lane, accumulator, lanes)`` to the statement that stores a vector."""
 
 
 def schedule_blocked_convolution(schedule: Schedule, cpu: Cpu) -> Schedule:
@@ -119,65 +115,10 @@ def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
         raise Misfit("not a sum of products")
     weight = product.b.source
     (data,) = (source for source in sources if not source.same_as(weight))
-    finish, may_fold = _finish(store, final, geometry)
+    finish, may_fold = finish_of(store, final, geometry)
     tiling = choose_tiling(geometry, cpu, may_fold)
     emitter = _Emitter(geometry, tiling, data, weight, finish, str(store.buffer.dtype))
     return emitter.nest()
-
-
-def _finish(store: Any, final: Any | None, geometry: Geometry) -> tuple[Finish, bool]:
-    """How a vector of results is finished, and whether pixels may be counted in one row."""
-    if final is None:
-
-        def copy(indices: Sequence[Any], accumulator: Any, lanes: int) -> Any:
-            lane = tirx.Var("lane", "int64")
-            value = tirx.BufferLoad(accumulator, [lane])
-            body = tirx.BufferStore(store.buffer, value, [*indices, lane])
-            return tirx.For(lane, _int(0), _int(lanes), tirx.ForKind.VECTORIZED, body)
-
-        return copy, True
-    axes = axes_of(final)
-    target: Any = store_of(final)
-
-    def finish(indices: Sequence[Any], accumulator: Any, lanes: int) -> Any:
-        lane = tirx.Var("lane", "int64")
-        mapping = dict(zip(axes, [*indices, lane], strict=True))
-
-        def replace(load: Any) -> Any:
-            if load.source.same_as(store.buffer):
-                return tirx.BufferLoad(accumulator, [lane])
-            return load
-
-        value = tvm_ffi.structural_map(target.value, [(tvm.ir.TensorLoad, replace)])
-        value = substitute(value, mapping)
-        body = tirx.BufferStore(target.buffer, value, [*indices, lane])
-        return tirx.For(lane, _int(0), _int(lanes), tirx.ForKind.VECTORIZED, body)
-
-    return finish, _may_fold(final, geometry)
-
-
-def _may_fold(final: Any, geometry: Geometry) -> bool:
-    """Whether all loads of the final block use both spatial axes as the output does, or neither."""
-    _, _, y, x, _ = axes_of(final)
-    plane = [geometry.rows, geometry.columns]
-    for load in loads_of(final):
-        spatial = [index for index in load.indices if index.same_as(y) or index.same_as(x)]
-        if not spatial:
-            continue
-        whole = len(load.indices) == 5 and [int(dim) for dim in load.source.shape[2:4]] == plane
-        if not whole or not (load.indices[2].same_as(y) and load.indices[3].same_as(x)):
-            return False
-    body: Any = store_of(final)
-    uses = [v for v in _variables(body.value) if v.same_as(y) or v.same_as(x)]
-    inside = [v for load in loads_of(final) for i in load.indices for v in _variables(i)]
-    return len(uses) <= len([v for v in inside if v.same_as(y) or v.same_as(x)])
-
-
-def _variables(expression: Any) -> list[Any]:
-
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (tirx.Var, lambda variable: found.append(variable)))
-    return found
 
 
 def _int(value: int) -> tirx.IntImm:
@@ -232,6 +173,11 @@ class _Emitter:
     dtype: str
 
     @property
+    def is_flat(self) -> bool:
+        """Whether the tensors have one spatial axis only."""
+        return len(self.data.shape) == (3 if self.geometry.source_lanes == 1 else 4)
+
+    @property
     def is_folded(self) -> bool:
         """Whether the plane is the image's, walked as one row."""
         return self.tiling.columns != self.geometry.columns
@@ -249,7 +195,7 @@ class _Emitter:
 
     def nest(self) -> Any:
         """The whole loop nest: images, panels and rows outside, tiles inside."""
-        panels = self.geometry.blocks // self.geometry.vectors
+        panels = self.geometry.panels
         single = self.tiling.tile_rows == 1
         rows = self.tiling.rows if single else 1
         sizes = {"image": self.geometry.batch, "panel": panels, "row": rows}
@@ -324,13 +270,21 @@ class _Emitter:
         for (y, x, v), buffer in tile.accumulators.items():
             at = self._pixel(tile.row + y, tile.column + x)
             block = panel * g.vectors + v
-            statements.append(self.finish([image, block, *at], buffer, g.lanes))
+            place = [image, block, *at[self.is_flat :]]
+            store = self.finish(place, buffer, g.lanes)
+            if v >= g.blocks - (g.panels - 1) * g.vectors:
+                store = tirx.IfThenElse(block < g.blocks, store, None)
+            statements.append(store)
         return _sequence(statements)
 
     def _pixel(self, row: Any, column: Any) -> tuple[Any, Any]:
         if self.is_folded:
             return _int(0), row * self.tiling.columns + column
         return row, column
+
+    def _place(self, first: Any, second: Any, row: Any, column: Any, *rest: Any) -> list[Any]:
+        """Indices of an input element; without a row if there is one spatial axis only."""
+        return [first, second, *([] if self.is_flat else [row]), column, *rest]
 
     def _put(self, buffer: Any, value: Any) -> Any:
         return tirx.BufferStore(buffer, value, [self._lanes(0)])
@@ -348,6 +302,8 @@ class _Emitter:
         g = self.geometry
         if g.depthwise:
             return [self._kernel_rows(tile, lambda tap: self._depthwise(image, panel, tile, tap))]
+        if g.mixes_groups:
+            return [self._mixed_reduction(image, panel, tile)]
         first = self._first_block(panel)
 
         def products(block: Any, lane: Any, tap: Any, column: Any) -> Any:
@@ -373,6 +329,30 @@ class _Emitter:
 
         found = [blocks(0, whole, inside)] if whole else []
         return [*found, blocks(whole, 1, rest)] if rest else found
+
+    def _mixed_reduction(self, image: Any, panel: Any, tile: _Tile) -> Any:
+        """All input channels of the groups to which a panel's filters belong."""
+        g = self.geometry
+        width, last = g.vectors * g.lanes, _int(g.groups - 1)
+        low, high = (
+            tirx.min(tirx.floordiv(panel * width + offset, g.group_filters), last)
+            for offset in (0, width - 1)
+        )
+
+        def products(index: Any, tap: Any, column: Any) -> Any:
+            channel = low * g.channels + index
+            block, lane = (f(channel, g.source_lanes) for f in (tirx.floordiv, tirx.floormod))
+            source = (image, channel) if g.source_lanes == 1 else (image, block, lane)
+            return self._products(source, [panel, index, tap, column, _int(0)], tile)
+
+        def taps(tap: Any) -> Any:
+            count = (high - low + 1) * g.channels
+            columns = self._kernel_columns(
+                tile, tap, lambda c: _loop(count, lambda i: products(i, tap, c), "channel")
+            )
+            return _sequence(columns) if columns else tirx.Evaluate(0)
+
+        return self._kernel_rows(tile, taps)
 
     def _plain_reduction(self, tile: _Tile, products: Callable[..., Any]) -> list[Any]:
         """Few channels of a plain input: the kernel rows are innermost."""
@@ -455,7 +435,7 @@ class _Emitter:
                 at = tirx.BufferLoad(self.weight, [panel + 1, *rest, _int(v * g.lanes)])
                 statements.append(_prefetch(at))
         for y, x, row, column in self._places(tile, factor[2], factor[3]):
-            at = [*source[:2], row, column, *source[2:]]
+            at = self._place(*source[:2], row, column, *source[2:])
             scalar = self._bind(tirx.BufferLoad(self.data, at), statements)
             for v, vector in enumerate(vectors):
                 product = tirx.Broadcast(scalar, g.lanes) * vector
@@ -473,7 +453,8 @@ class _Emitter:
             at = [panel, tap, _int(column), lanes]
             vector = self._bind(tirx.BufferLoad(self.weight, at), statements)
             for y, x, row, at_column in places:
-                load = tirx.BufferLoad(self.data, [image, panel, row, at_column, lanes])
+                place = self._place(image, panel, row, at_column, lanes)
+                load = tirx.BufferLoad(self.data, place)
                 statements.append(self._add(tile.accumulators[y, x, 0], load * vector))
         return _sequence(statements) if statements else tirx.Evaluate(0)
 

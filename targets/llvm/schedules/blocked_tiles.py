@@ -56,6 +56,7 @@ class Geometry:
         row_step, column_step: Stride.
         row_reach, column_reach: Dilation.
         top, left: Padding in front.
+        filters: Output channels; 0 stands for all lanes of all blocks.
     """
 
     batch: int
@@ -78,6 +79,7 @@ class Geometry:
     column_reach: int
     top: int
     left: int
+    filters: int = 0
 
     def encode(self) -> list[int]:
         """The fields as an annotation."""
@@ -90,10 +92,40 @@ class Geometry:
         return kernel == (1, 1, 1, 1) and (self.height, self.width) == (self.rows, self.columns)
 
     @property
+    def panels(self) -> int:
+        """Number of panels; blocks may be missing in the last one."""
+        return -(-self.blocks // self.vectors)
+
+    @property
+    def group_filters(self) -> int:
+        """Output channels of one group."""
+        return (self.filters or self.blocks * self.lanes) // self.groups
+
+    @property
+    def mixes_groups(self) -> bool:
+        """Whether a block of channels may belong to several groups.
+
+        A panel then reads the input channels of all its groups, with zeros as weights where a
+        filter is of another group.
+        """
+        straddled = self.group_filters % self.lanes or self.channels % self.source_lanes
+        return self.groups > 1 and not self.depthwise and bool(straddled)
+
+    def span(self, panel: int) -> tuple[int, int]:
+        """First and last but one input channel that a panel reads."""
+        width = self.vectors * self.lanes
+        last = min((panel * width + width - 1) // self.group_filters, self.groups - 1)
+        first = min(panel * width // self.group_filters, self.groups - 1)
+        return first * self.channels, (last + 1) * self.channels
+
+    @property
     def steps(self) -> int:
-        """Steps of the reduction of one output."""
+        """Steps of the reduction of one output, in the mean over all panels."""
         taps = self.kernel_rows * self.kernel_columns
-        return taps if self.depthwise else taps * self.channels
+        if not self.mixes_groups:
+            return taps if self.depthwise else taps * self.channels
+        spans = (self.span(panel) for panel in range(self.panels))
+        return -(-taps * sum(high - low for low, high in spans) // self.panels)
 
     @property
     def vertical(self) -> Axis:
@@ -206,7 +238,8 @@ def choose_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Tiling:
 
 def _tiles(geometry: Geometry, cpu: Cpu, rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """Sizes of register tiles that fit; several rows only where a tile spans whole rows."""
-    taps = geometry.kernel_columns
+    is_unrolled = geometry.depthwise or geometry.horizontal.is_clipped
+    taps = geometry.kernel_columns if is_unrolled else 1
     limit = max((cpu.vector_registers - 1) // geometry.vectors - 1, 1)
     if geometry.depthwise:
         limit = min(limit, 14)

@@ -67,6 +67,8 @@ PHASES = "phases"
 class Convolution:
     """A convolution found in a function; sizes are in elements.
 
+    One over a single axis counts as one of height 1.
+
     Attributes:
         source: Buffer of the input, padded if there is padding.
         weight: Buffer of the weights.
@@ -94,6 +96,11 @@ class Convolution:
     dilation: tuple[int, int]
     output: tuple[int, int]
     padded: tuple[int, int]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the tensors have one spatial axis only."""
+        return len(self.result.shape) == 3
 
     @property
     def is_strided(self) -> bool:
@@ -131,11 +138,13 @@ def find_convolution(node: SBlock) -> Convolution:
         Misfit: It computes something else.
     """
     store, extents = store_of(node), extents_of(node)
-    if store is None or extents is None or not is_reduction(node) or len(extents) != 7:
-        raise Misfit("not seven static axes")
+    if store is None or extents is None or not is_reduction(node) or len(extents) not in (5, 7):
+        raise Misfit("not five or seven static axes")
+    rank = (len(extents) - 3) // 2
+    kept = 2 + rank
     kinds = [axis.iter_type == tirx.IterVar.CommReduce for axis in node.iter_vars]
-    if kinds != [False] * 4 + [True] * 3:
-        raise Misfit("not four spatial and three reduction axes")
+    if kinds != [False] * kept + [True] * (1 + rank):
+        raise Misfit("not the axes of a convolution")
     axes = [axis.var for axis in node.iter_vars]
     value = store.value
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
@@ -145,13 +154,14 @@ def find_convolution(node: SBlock) -> Convolution:
         raise Misfit("a factor is not a plain load")
     if not so_far.source.same_as(store.buffer) or not starts_from(node, 0):
         raise Misfit("not a sum that starts from zero")
-    if [int(dim) for dim in store.buffer.shape] != extents[:4]:
+    if [int(dim) for dim in store.buffer.shape] != extents[:kept]:
         raise Misfit("the output is larger than what is computed")
-    if not _same(store.indices, axes[:4]) or not _same(weight.indices, [axes[1], *axes[4:]]):
+    if not _same(store.indices, axes[:kept]) or not _same(weight.indices, [axes[1], *axes[kept:]]):
         raise Misfit("unexpected output or weight layout")
-    down, right = (_steps(source.indices[2 + i], axes[2 + i], axes[5 + i]) for i in (0, 1))
+    steps = [_steps(source.indices[2 + i], axes[2 + i], axes[3 + rank + i]) for i in range(rank)]
+    down, right = steps if rank == 2 else ((1, 1), *steps)
     shape = [int(dim) for dim in source.source.shape]
-    channels = extents[4]
+    channels = extents[kept]
     found = Convolution(
         source.source,
         weight.source,
@@ -160,14 +170,19 @@ def find_convolution(node: SBlock) -> Convolution:
         shape[1] // channels,
         channels,
         extents[1],
-        (extents[5], extents[6]),
+        _plane(extents[kept + 1 :]),
         (down[0], right[0]),
         (down[1], right[1]),
-        (extents[2], extents[3]),
-        (shape[2], shape[3]),
+        _plane(extents[2:kept]),
+        _plane(shape[2:]),
     )
     _check_channels(found, source.indices, axes, node)
     return found
+
+
+def _plane(sizes: list[int]) -> tuple[int, int]:
+    """Height and width."""
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (1, sizes[0])
 
 
 def _same(indices: Any, axes: list[tirx.Var]) -> bool:
@@ -195,7 +210,7 @@ def _check_channels(found: Convolution, indices: Any, axes: list[tirx.Var], node
     if found.filters % found.groups or not indices[0].same_as(axes[0]):
         raise Misfit("unexpected batch or groups")
     group = tirx.floordiv(axes[1], found.filters // found.groups)
-    expected = group * found.channels + axes[4]
+    expected = group * found.channels + axes[len(found.result.shape)]
     if not analyzer.can_prove_equal(indices[1], expected):
         raise Misfit("unexpected input channel")
 
@@ -211,6 +226,8 @@ def schedule_convolution(schedule: Schedule, cpu: Cpu) -> Schedule:
         raise Misfit("not one reduction")
     node = schedule.get(anchors[0])
     found = find_convolution(node)
+    if found.is_flat:
+        raise Misfit("one spatial axis")
     rows, tile = choose_chunk(found, cpu)
     function = _rewrite(schedule.mod["main"], str(node.name_hint), found, rows)
     try:

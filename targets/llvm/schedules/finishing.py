@@ -1,0 +1,85 @@
+"""How a register tile of a blocked convolution is finished before it leaves the registers.
+
+The block that alone reads the convolution (bias, activation, sum with another tensor) is evaluated
+on one vector of accumulators at a time and stores where that block stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
+from hybridc.targets.llvm.schedules.blocks import axes_of, loads_of, store_of
+from hybridc.targets.llvm.schedules.tails import substitute
+from tvm import tirx
+
+Finish = Callable[[Sequence[Any], Any, int], Any]
+"""``(indices without the lane, accumulator, lanes)`` to the statement that stores a vector."""
+
+
+def finish_of(store: Any, final: Any | None, geometry: Geometry) -> tuple[Finish, bool]:
+    """How a vector of results is finished, and whether pixels may be counted in one row."""
+    if final is None:
+
+        def copy(indices: Sequence[Any], accumulator: Any, lanes: int) -> Any:
+            lane = tirx.Var("lane", "int64")
+            value = tirx.BufferLoad(accumulator, [lane])
+            body = tirx.BufferStore(store.buffer, value, [*indices, lane])
+            return _vectorized(lane, lanes, body)
+
+        return copy, True
+    axes = axes_of(final)
+    target: Any = store_of(final)
+
+    def finish(indices: Sequence[Any], accumulator: Any, lanes: int) -> Any:
+        lane = tirx.Var("lane", "int64")
+        mapping = dict(zip(axes, [*indices, lane], strict=True))
+
+        def replace(load: Any) -> Any:
+            if load.source.same_as(store.buffer):
+                return tirx.BufferLoad(accumulator, [lane])
+            return load
+
+        value = tvm_ffi.structural_map(target.value, [(tvm.ir.TensorLoad, replace)])
+        value = substitute(value, mapping)
+        body = tirx.BufferStore(target.buffer, value, [*indices, lane])
+        return _vectorized(lane, lanes, body)
+
+    return finish, _may_fold(final, geometry)
+
+
+def _vectorized(lane: Any, lanes: int, body: Any) -> Any:
+    first, count = (tirx.IntImm("int64", value) for value in (0, lanes))
+    return tirx.For(lane, first, count, tirx.ForKind.VECTORIZED, body)
+
+
+def _may_fold(final: Any, geometry: Geometry) -> bool:
+    """Whether all loads of the final block use both spatial axes as the output does, or neither."""
+    _, _, *spatial, _ = axes_of(final)
+    plane = [geometry.rows, geometry.columns][-len(spatial) :]
+    for load in loads_of(final):
+        if not any(_among(index, spatial) for index in load.indices):
+            continue
+        between = list(load.indices[2:-1])
+        if [int(dim) for dim in load.source.shape[2:-1]] != plane:
+            return False
+        if not all(index.same_as(axis) for index, axis in zip(between, spatial, strict=True)):
+            return False
+    body: Any = store_of(final)
+    uses = [v for v in _variables(body.value) if _among(v, spatial)]
+    inside = [v for load in loads_of(final) for i in load.indices for v in _variables(i)]
+    return len(uses) <= len([v for v in inside if _among(v, spatial)])
+
+
+def _among(variable: Any, others: Sequence[Any]) -> bool:
+    return any(variable.same_as(other) for other in others)
+
+
+def _variables(expression: Any) -> list[Any]:
+
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (tirx.Var, lambda variable: found.append(variable)))
+    return found
