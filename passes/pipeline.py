@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 from hybridc.passes.clean_movement import CleanMovement
+from hybridc.passes.close_interface import CloseInterface
 from hybridc.passes.drop_stale_shapes import DropStaleShapes
 from hybridc.passes.expand_functions import ExpandFunctions, Lowers
 from hybridc.passes.fold_affine import FoldAffine
@@ -28,7 +29,6 @@ from hybridc.passes.share_subexpressions import ShareSubexpressions
 from hybridc.passes.simplify import Simplify
 from onnx_ir.passes.common import (
     LiftConstantsToInitializersPass,
-    RemoveInitializersFromInputsPass,
     RemoveUnusedNodesPass,
 )
 
@@ -59,12 +59,13 @@ def make_steps(lowers: Lowers, isolate: bool = False) -> tuple[Step, ...]:
         Step("drop stale shapes", DropStaleShapes),
         Step("name nodes", NameNodes),
         Step("inline functions", InlineFunctions),
-        Step("initializers that are also inputs", RemoveInitializersFromInputsPass),
+        Step("close the interface", CloseInterface),
         Step("infer types", InferShapes, optional=True),
         Step("expand functions", lambda: ExpandFunctions(lowers), optional=True),
         Step("lift constants of functions", lambda: LiftConstantsToInitializersPass(True, 0)),
         Step("fuse quantized regions", FuseQuantizedRegions, optional=True),
         Step("simplify", lambda: Simplify(isolate), optional=True),
+        Step("drop shapes of simplified", DropStaleShapes),
         Step("name new nodes", NameNodes),
         Step("lift constants", lambda: LiftConstantsToInitializersPass(True, 0)),
         Step("infer shapes", InferShapes, optional=True),

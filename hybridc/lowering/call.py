@@ -37,15 +37,10 @@ class Invalid(Unsupported):
 
 
 class RanksDiffer(Unsupported):
-    """The branches of an If have results of different ranks, so that no one value holds both.
+    """The branches of an If have results of different ranks, so that no one value holds both."""
 
-    Attributes:
-        call: The If.
-    """
-
-    def __init__(self, call: Call) -> None:
+    def __init__(self) -> None:
         super().__init__("the branches' results have different ranks")
-        self.call = call
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from hybridc.frontend.limits import MAX_TENSOR_BYTES
 from hybridc.lowering.bounds import known_bounds
 from hybridc.lowering.call import Call, RanksDiffer, Unsupported, dtype_of, shape_of
 from hybridc.lowering.ops import OperatorTable
-from hybridc.lowering.scope import Context, Scope
+from hybridc.lowering.scope import Context, Scope, giving
 from hybridc.lowering.sizes import shape_fault
 from hybridc.lowering.steps import in_steps, with_dimensions
 from hybridc.lowering.value import Constant, Expression, Narrow, Value
@@ -90,25 +90,23 @@ def _lower_nodes(section: Section, scope: Scope) -> Iterator[tuple[str, str, str
             continue
         try:
             scope.lower_node(node)
-        except RanksDiffer as split:
+        except RanksDiffer:
             if failed:
                 continue
-            yield from _lower_split(section, scope, position, split)
+            yield from _lower_split(section, scope, position)
             return
         except Unsupported as refusal:
             failed.update(node.outputs)
             yield node.name or "?", node.op_type, str(refusal)
 
 
-def _lower_split(
-    section: Section, scope: Scope, position: int, split: RanksDiffer
-) -> Iterator[tuple[str, str, str]]:
+def _lower_split(section: Section, scope: Scope, position: int) -> Iterator[tuple[str, str, str]]:
     """Lower an If whose results differ in rank and all that follows, in both of its branches."""
+    node, rest = section.nodes[position], section.nodes[position + 1 :]
     try:
-        results = scope.lower_split(split.call, section.nodes[position + 1 :], section.outputs)
+        results = scope.lower_split(node, rest, giving(section.outputs))
     except Unsupported as refusal:
-        node = section.nodes[position]
-        yield str(node.name), node.op_type, f"{split}, and {refusal}"
+        yield str(node.name), node.op_type, f"{RanksDiffer()}, and {refusal}"
     else:
         scope.values.update(zip(section.outputs, results, strict=True))
 

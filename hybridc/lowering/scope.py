@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +32,9 @@ _FAILURES = (
 
 INLINE_BYTES = 16
 """Constants of at most this size are written into the code instead of the weights."""
+
+MAX_SPLITS = 4
+"""Splits one in another; each doubles the code of what follows."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,19 @@ class Context:
 
 @dataclass(frozen=True)
 class Scope:
-    """Values of one graph; those of the graphs around it are looked up in the parent."""
+    """Values of one graph; those of the graphs around it are looked up in the parent.
+
+    Attributes:
+        context: What all scopes share.
+        values: What values were lowered to.
+        parent: The scope around this one.
+        splits: How many times what is lowered here goes into both branches of an If.
+    """
 
     context: Context
     values: dict[ir.Value, Value] = field(default_factory=dict)
     parent: Scope | None = None
+    splits: int = 0
 
     def value(self, value: ir.Value) -> Value:
         """What a value was lowered to."""
@@ -110,26 +120,35 @@ class Scope:
         Raises:
             Unsupported: The node cannot be lowered; with the reason.
         """
-        context = self.context
-        inputs = [None if value is None else self.value(value) for value in node.inputs]
-        opset = context.opsets.get(node.domain, 1)
-        call = Call(node, inputs, opset, context.builder, context.weight, self.lower_graph)
-        results = _results(call, context.table)
+        call = self._call(node)
+        results = _results(call, self.context.table)
         check_sizes(call, results)
         self.values.update(zip(node.outputs, results, strict=False))
 
+    def _call(self, node: ir.Node) -> Call:
+        context = self.context
+        inputs = [None if value is None else self.value(value) for value in node.inputs]
+        opset = context.opsets.get(node.domain, 1)
+        return Call(node, inputs, opset, context.builder, context.weight, self.lower_graph)
+
     def lower_graph(self, graph: ir.Graph, inputs: Mapping[ir.Value, Value]) -> list[Value]:
         """Lower a subgraph where the builder stands; returns its outputs."""
-        return Scope(self.context, dict(inputs), self).lower_rest(list(graph), graph.outputs)
+        scope = Scope(self.context, dict(inputs), self, self.splits)
+        return scope.lower_rest(list(graph), giving(graph.outputs))
 
-    def lower_rest(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[Value]:
-        """Lower the nodes from one on to the end of a subgraph; returns its outputs."""
+    def lower_rest(self, nodes: Sequence[ir.Node], finish: Finish) -> list[Value]:
+        """Lower the nodes from one on to the end of a graph; returns what ``finish`` gives.
+
+        Args:
+            nodes: The nodes.
+            finish: Called at the end with the scope where the nodes' results are.
+        """
         weights = dict(self.context.weights)
         for position, node in enumerate(nodes):
             try:
                 self.lower_node(node)
-            except RanksDiffer as split:
-                return self.lower_split(split.call, nodes[position + 1 :], outputs)
+            except RanksDiffer:
+                return self.lower_split(node, nodes[position + 1 :], finish)
             except Unsupported as refusal:
                 self.context.weights.clear()
                 self.context.weights.update(weights)
@@ -137,27 +156,45 @@ class Scope:
                 if isinstance(refusal, Invalid):  # of nested subgraphs, the innermost one is named
                     raise refusal if refusal.__cause__ else Invalid(where) from refusal
                 raise Unsupported(f"in its subgraph, {where}") from refusal
-        return [self.value(value) for value in outputs]
+        return finish(self)
 
-    def lower_split(
-        self, call: Call, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]
-    ) -> list[Value]:
-        """Lower an If whose results differ in rank: what follows it goes into both branches.
+    def lower_split(self, node: ir.Node, rest: Sequence[ir.Node], finish: Finish) -> list[Value]:
+        """Lower an If whose results differ in rank: all that follows it goes into both branches.
+
+        The ranks may differ because they do so for an If inside of a branch. That one is split too,
+        and all that follows this one goes into both branches of it.
 
         Args:
-            call: The If.
-            nodes: The nodes behind it.
-            outputs: What they are to compute.
+            node: The If.
+            rest: The nodes behind it.
+            finish: What follows those.
+
+        Raises:
+            Unsupported: That would make too much code.
         """
+        if node.op_type != "If" or self.splits == MAX_SPLITS:
+            raise Unsupported(
+                f"results that differ in rank, in {node.op_type} or {MAX_SPLITS} deep"
+            )
 
         def way(branch: ir.Graph) -> list[Value]:
-            results = call.lower_graph(branch, {})
-            scope = Scope(self.context, dict(zip(call.node.outputs, results, strict=True)), self)
-            return scope.lower_rest(nodes, outputs)
+            def go_on(inside: Scope) -> list[Value]:
+                results = map(inside.value, branch.outputs)
+                known = dict(zip(node.outputs, results, strict=True))
+                return Scope(self.context, known, self, inside.splits).lower_rest(rest, finish)
 
-        branches = {True: "then_branch", False: "else_branch"}
-        ways = {key: partial(way, call.attribute(name)) for key, name in branches.items()}
-        return list(either(call, ways))
+            return Scope(self.context, {}, self, self.splits + 1).lower_rest(list(branch), go_on)
+
+        return list(either(self._call(node), way))
+
+
+Finish: TypeAlias = Callable[[Scope], list[Value]]
+"""Gives the results at the end of a graph."""
+
+
+def giving(outputs: Sequence[ir.Value]) -> Finish:
+    """What ends a graph: its outputs."""
+    return lambda scope: [scope.value(value) for value in outputs]
 
 
 def _results(call: Call, table: OperatorTable) -> tuple[Value, ...]:

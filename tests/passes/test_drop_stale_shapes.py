@@ -2,9 +2,10 @@ import onnx
 import onnx_ir as ir
 from hybridc.passes.drop_stale_shapes import DropStaleShapes
 from hybridc.passes.infer_shapes import InferShapes
+from onnx import helper
 
-from tests.models import make_model, node
-from tests.passes.harness import apply
+from tests.models import make_model, node, random
+from tests.passes.harness import apply, run_all
 
 
 def chain(outer):
@@ -36,3 +37,24 @@ def test_says_whether_it_did_anything():
     model = ir.from_proto(make_model(nodes, {"x": (2,)}, {"y": (2,)}))
     model.graph.outputs[0].shape = None
     assert not DropStaleShapes()(model).modified
+
+
+def test_shapes_in_functions_go_too():
+    """A function's body may say shapes; it is put where it is called with others."""
+    body = [node("Relu", "a", "middle"), node("Neg", "middle", "b")]
+    function = helper.make_function("own", "F", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    function.value_info.append(helper.make_tensor_value_info("middle", 1, (7, 7)))
+    call = helper.make_node("F", ["x"], ["y"], domain="own")
+    model = make_model([call], {"x": (2, 3)}, {"y": (2, 3)})
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.ir_version = 10
+    after, notes = run_all(model)
+    assert not notes
+    assert all(value.shape == (2, 3) for n in after.graph for value in n.outputs)
+
+
+def test_an_initializer_has_the_shape_of_its_contents():
+    model = make_model([node("Add", "x w", "y")], {"x": (2, 3)}, {"y": (2, 3)}, {"w": random(3)})
+    model.graph.value_info.append(helper.make_tensor_value_info("w", 1, (2, 3)))
+    assert apply(DropStaleShapes(), model).graph.initializers["w"].shape == (3,)

@@ -78,3 +78,35 @@ def test_a_failure_is_left_out_with_a_note(monkeypatch, replacement, reason):
     assert note.startswith("step 'simplify' was left out: ")
     assert reason in note
     assert "\n" not in note
+
+
+def mistaken(proto, **_options):
+    """The same model with the shape of the input on every value, as onnxsim has left a Slice."""
+    shape = proto.graph.input[0].type.tensor_type.shape
+    for value in (*proto.graph.value_info, *proto.graph.output):
+        value.type.tensor_type.shape.CopyFrom(shape)
+    return proto, True
+
+
+PIECES = {
+    "Slice": node("Slice", "x zero two one", "s"),
+    "Gather": node("Gather", "x zero", "s", axis=1),
+    "Reshape": node("Reshape", "x four_two", "s"),
+    "Expand": node("Expand", "x three_one", "s"),
+    "Tile": node("Tile", "x three_one", "s"),
+}
+
+
+@pytest.mark.parametrize("operator", PIECES)
+@pytest.mark.parametrize("last", [True, False])
+def test_shapes_that_a_simplifier_writes_are_not_believed(monkeypatch, operator, last):
+    """A node that seems to leave the shape alone would be dropped."""
+    monkeypatch.setattr(onnxsim, "simplify", mistaken)
+    known = {"zero": [0], "one": [1], "two": [2], "four_two": [4, 2], "three_one": [3, 1]}
+    weights = {name: np.array(known[name]) for name in PIECES[operator].input[1:]}
+    dims = (1, 4) if operator == "Expand" else (2, 4)
+    nodes = [PIECES[operator], node("Neg" if last else "Identity", "s", "y")]
+    model = make_model(nodes, {"x": dims}, {"y": (None, None)}, weights)
+    after, notes = run_all(model)
+    assert not notes
+    assert_same_results(model, after, {"x": random(*dims)})

@@ -48,27 +48,31 @@ ENDLESS = 1 << 62
 
 def if_(call: Call) -> tuple[Value, ...]:
     """One of two branches, by a condition of one element."""
+    return either(call, lambda branch: call.lower_graph(branch, {}))
+
+
+def either(call: Call, way: Callable[[ir.Graph], Sequence[Value]]) -> tuple[Value, ...]:
+    """The results of what starts with one or the other branch of an If, by its condition.
+
+    Args:
+        call: The If.
+        way: Emits the code that starts with a branch and gives the results.
+
+    Raises:
+        RanksDiffer: The results of the two ways have different ranks.
+    """
     branches = {True: call.attribute("then_branch"), False: call.attribute("else_branch")}
     known = _known(call.value(0))
     if known is not None:
-        return tuple(call.lower_graph(branches[known], {}))
-    return either(
-        call, {which: partial(call.lower_graph, graph, {}) for which, graph in branches.items()}
-    )
+        return tuple(way(branches[known]))
+    return _at_run_time(call, {which: partial(way, graph) for which, graph in branches.items()})
 
 
-def either(call: Call, ways: Mapping[bool, Way]) -> tuple[Value, ...]:
+def _at_run_time(call: Call, ways: Mapping[bool, Way]) -> tuple[Value, ...]:
     """The results of one of two ways to go on, by the run-time condition of an If.
 
     A way that is invalid for the shapes at hand is not compiled: the condition is checked when the
     model runs, and the other way stands by itself.
-
-    Args:
-        call: The If.
-        ways: For each value of the condition what emits the code and gives the results.
-
-    Raises:
-        RanksDiffer: The results of the two ways have different ranks.
     """
     scalar = call.emit(relax.op.reshape(call.tensor(0), ()))
     bodies: dict[bool, _Body] = {}
@@ -87,7 +91,7 @@ def either(call: Call, ways: Mapping[bool, Way]) -> tuple[Value, ...]:
         raise Unsupported("the branches' results have different types")
     pairs = list(zip(bodies[True].shapes, bodies[False].shapes, strict=True))
     if any(len(left) != len(right) for left, right in pairs):
-        raise RanksDiffer(call)
+        raise RanksDiffer
     calls = [_branch_call(call, bodies[which].code) for which in (True, False)]
     result = call.emit(relax.If(scalar, *calls))
     known = set.intersection(*(_sizes_outside(body.code) for body in bodies.values()))
