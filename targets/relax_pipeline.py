@@ -18,14 +18,20 @@ def fuse(module: tvm.IRModule) -> tvm.IRModule:
     return tvm.transform.Sequential(passes)(module)
 
 
-def finalize(module: tvm.IRModule) -> tvm.IRModule:
-    """Plan memory and lower the graph to calls of the virtual machine."""
+def finalize(module: tvm.IRModule, *planned: tvm.transform.Pass) -> tvm.IRModule:
+    """Plan memory and lower the graph to calls of the virtual machine.
+
+    Args:
+        module: Scheduled kernels and the graph that calls them.
+        planned: Passes to run once memory is planned and before it is allocated.
+    """
     passes = [
         relax.transform.RewriteDataflowReshape(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),
         relax.transform.StaticPlanBlockMemory(),
+        *planned,
         relax.transform.LowerAllocTensor(),
         relax.transform.KillAfterLastUse(),
         relax.transform.LowerRuntimeBuiltin(),

@@ -15,10 +15,12 @@ from hybridc.targets.cuda.nvcc import compile_source
 from hybridc.targets.cuda.pack import packer
 from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
+from hybridc.targets.gpu.scratch import lift_scratch
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
 from hybridc.targets.relax_pipeline import build_executable, finalize
+from tvm import relax
 
 from hybridc.bundle.tensors import Array
 
@@ -51,5 +53,28 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
 
 def compiled_graph(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
     """The module with scheduled kernels and planned memory."""
+    scheduled = lift_scratch(schedule_module(fuse(module), gpu.target, gpu.limits))
     with gpu.target:
-        return finalize(schedule_module(fuse(module), gpu.target, gpu.limits))
+        if not _is_straight(scheduled):
+            return finalize(scheduled)
+        with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+            return finalize(_with_fixed_weights(scheduled), relax.transform.RewriteCUDAGraph())
+
+
+def _is_straight(module: tvm.IRModule) -> bool:
+    """Whether all kernels are called by ``main``.
+
+    Then they become a CUDA graph, but for those that read an input, write an output, or have
+    shapes that are not known, and the loader launches them at once. What a graph works in is
+    allocated once, so the body of a loop, whose results may be views of that, is left alone.
+    """
+    functions = module.functions.values()
+    return sum(isinstance(function, relax.Function) for function in functions) == 1
+
+
+def _with_fixed_weights(module: tvm.IRModule) -> tvm.IRModule:
+    """Say of ``main`` that its last parameter, the weights, is the same in every call."""
+    module = module.clone()
+    main = module["main"]
+    module["main"] = main.with_attr("num_input", len(main.params) - 1)
+    return module

@@ -23,6 +23,7 @@ from hybridc.targets.cuda.pack import cuda_modules
 from hybridc.targets.gpu.lower import lower_for_gpu
 from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
+from hybridc.targets.gpu.scratch import lift_scratch
 from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.protocol import Section
 from hybridc.targets.relax_pipeline import build_executable, finalize
@@ -65,7 +66,7 @@ def run_serially(model: onnx.ModelProto, feeds: dict[str, Array], *shapes: str) 
     gpu = parse_gpu("sm_90")
     lowered, inputs, outputs = lowered_model(model, *shapes)
     with gpu.target:
-        module = schedule_module(fuse(lowered.module), gpu.target, gpu.limits)
+        module = lift_scratch(schedule_module(fuse(lowered.module), gpu.target, gpu.limits))
     functions = {
         variable: _serial(function) if isinstance(function, tirx.PrimFunc) else function
         for variable, function in module.functions.items()

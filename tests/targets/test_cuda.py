@@ -7,8 +7,10 @@ import shutil
 import struct
 import subprocess
 
+import onnx
 import pytest
 from hybridc.targets.cuda.architectures import parse_gpu
+from hybridc.targets.cuda.build import compiled_graph
 from hybridc.targets.cuda.nvcc import compile_source, find_nvcc
 from hybridc.targets.cuda.nvrtc import compile_with_nvrtc, find_nvrtc
 from hybridc.targets.cuda.pack import rewrite
@@ -18,7 +20,7 @@ from hybridc.bundle.manifest import TransferSpec
 from hybridc.bundle.read import open_bundle
 from hybridc.errors import DeviceError, InternalError, UsageError
 from hybridc.runtime.cuda import DriverError, devices, runs_on
-from tests.gpu.emulation import cuda_source
+from tests.gpu.emulation import cuda_source, lowered_model
 from tests.gpu.models import SMALL
 from tests.models import branched_model
 from tests.support import compile_to
@@ -146,6 +148,26 @@ def test_nvrtc_compiles_kernels():
         compile_with_nvrtc(source, ["sm_80", "sm_90"])
     with pytest.raises(InternalError, match="NVRTC refused"):
         compile_with_nvrtc("no kernel", ["sm_90"])
+
+
+def counted_model():
+    """A loop whose number of turns is an input."""
+    return onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        counted (float[2, 3] x, int64 turns) => (float[2, 3] y) {
+            go = Constant <value = bool {1}> ()
+            y = Loop (turns, go, x) <body = turn (int64 i, bool c, float[2, 3] a)
+                => (bool d, float[2, 3] b) { d = Identity (c)  e = Exp (a)  b = Softmax (e) }>
+        }""")
+
+
+@pytest.mark.parametrize(("name", "captured"), [("attention", True), ("loop", False)])
+def test_straight_graphs_are_captured(name, captured):
+    gpu = parse_gpu("sm_90")
+    model = counted_model() if name == "loop" else SMALL[name]()
+    functions = compiled_graph(lowered_model(model)[0].module, gpu).functions
+    names = [variable.name_hint for variable in functions]
+    assert any("cuda_graph_capture" in name for name in names) == captured
 
 
 @needs_nvcc

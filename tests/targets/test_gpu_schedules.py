@@ -7,7 +7,10 @@ import re
 import numpy as np
 import pytest
 from hybridc.targets.cuda.architectures import parse_gpu
-from hybridc.targets.gpu.schedules import apply_rule, schedule_rows
+from hybridc.targets.gpu.schedules import apply_rule, schedule_rows, tiles
+from hybridc.targets.gpu.schedules.tile_choice import rank_tiles
+from hypothesis import given
+from hypothesis import strategies as st
 from tvm import te, tirx
 from tvm.te import create_prim_func
 
@@ -15,6 +18,7 @@ from hybridc.errors import UnsupportedError
 from tests.gpu.emulation import cuda_source, divergent_barriers, lowered_model, run_serially
 from tests.gpu.models import SMALL
 from tests.models import make_model, node, random, run_reference
+from tests.support import assert_close
 
 LIMITS = parse_gpu("sm_90").limits
 
@@ -56,11 +60,42 @@ def test_a_thread_keeps_its_own_results_only(name):
     assert max(sizes, default=0) <= 64
 
 
-@pytest.mark.parametrize("side", [16, 32, 64, 128])
-def test_tiles_of_every_size(side):
-    source = cuda_source(SMALL[f"tiles-{side}"]())
-    assert f"shared_ptr[{16 * side}];" in source
+@pytest.mark.parametrize(
+    ("name", "side", "slices"),
+    [
+        *(("matmul", side, slices) for side in (16, 32, 64, 128) for slices in (1, 4)),
+        ("tiles-convolution", 32, 2),
+        ("tiles-transposed", 64, 1),
+    ],
+)
+def test_tiles_of_every_size(monkeypatch, name, side, slices):
+    model = SMALL[name]()
+    monkeypatch.setattr(tiles, "rank_tiles", lambda *_shape: [(side, slices)])
+    source = cuda_source(model)
+    assert re.search(rf"shared_ptr\[{side * 16}\]", source)
     assert f"local_ptr[{(side // 16) ** 2}];" in source
+    assert list(divergent_barriers(source)) == []
+    feeds = feeds_of(model)
+    results = run_serially(model, feeds)
+    for output, expected in run_reference(model, feeds).items():
+        assert_close({output: results[output]}, {output: expected}, 1e-5)
+
+
+def test_the_next_step_is_fetched_before_this_one_is_multiplied(monkeypatch):
+    monkeypatch.setattr(tiles, "rank_tiles", lambda *_shape: [(64, 1)])
+    source = cuda_source(SMALL["tiles-64"]())
+    _, first, step, *_ = source.split("__syncthreads();")
+    assert "input_0_ptr[" in first
+    assert "input_0_ptr[" not in step
+    assert re.search(r"shared_ptr\[.*\* .*shared_ptr\[", step)
+
+
+@given(st.integers(1, 4), st.integers(1, 5000), st.integers(1, 50000), st.integers(1, 9000))
+def test_tiles_are_ranked_with_slices_that_have_work(batch, rows, columns, depth):
+    ranked = rank_tiles(batch, rows, columns, depth)
+    assert len(set(ranked)) == len(ranked)
+    assert {tile for tile, _ in ranked} == {16, 32, 64, 128}
+    assert all(slices == 1 or slices * 16 * 4 <= depth + 15 for _, slices in ranked)
 
 
 def test_a_barrier_in_a_branch_is_found():

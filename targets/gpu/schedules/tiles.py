@@ -1,271 +1,212 @@
 """The rule for products: matrix products and convolutions in tiles, through shared memory.
 
-A sum of products is brought into the form
+The product is brought into its form (:mod:`.product`), and padded to whole tiles: the fetch fills
+up with zeros, and only results that exist are written.
 
     C[b, m, n] = sum over k of A[b, m, k] * B[b, n, k]
 
-where b are the axes that both factors have, m those of the left one, n those of the right one, each
-fused to one axis, and n is the side of the output's last axis. So a convolution becomes a matrix
-product whose right factor is gathered from the image while it is fetched. The axes are padded to
-whole tiles: the fetch fills up with zeros, and only results that exist are written.
+A block of 16 x 16 threads computes one tile of C. Step by step along k it takes tiles of A and B
+through shared memory, and each thread adds to its results in registers. While a step is multiplied,
+what the next one needs is on its way to registers. No thread leaves the loop before the others:
 
-A block of 16 x 16 threads computes one tile of C. Step by step along k it fetches tiles of A and B
-to shared memory, and each thread adds to its results in registers. Results of neighboring threads
-are neighbors in memory. What follows the product is computed on the registers.
+    fetch A, B;  barrier;  store A, B
+    each step:  fetch the next A, B;  barrier;  multiply;  barrier;  store the next A, B
 
-    barrier, fetch A and B, barrier, multiply        no thread leaves the loop before the others
+Results of neighboring threads are neighbors in memory. What follows the product is computed on the
+registers.
+
+Where C has few tiles and k is long, k is cut into slices, which are one more axis b; a second
+kernel adds up the slices, and computes what follows:
+
+    P[s, b, m, n] = sum over the k of slice s        C[b, m, n] = sum over s of P[s, b, m, n]
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.gpu.limits import Limits
-from hybridc.targets.llvm.schedules.blocks import (
-    axes_of,
-    blocks_of,
-    extents_of,
-    is_reduction,
-    is_spatial,
-    loads_of,
-    store_of,
-    strides_of,
-)
+from hybridc.targets.gpu.schedules.product import normalize, only_product, right_along_depth
+from hybridc.targets.gpu.schedules.stages import bind_elements
+from hybridc.targets.gpu.schedules.tile_choice import DEPTH, SIDE, TILES, rank_tiles
+from hybridc.targets.llvm.schedules.blocks import blocks_of, extents_of, is_spatial
 from hybridc.targets.llvm.schedules.loops import Misfit
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
-SIDE = 16
-"""Threads along each side of a block."""
-
-DEPTH = 16
-"""Products that one fetch is good for."""
-
-TILES = (128, 64, 32, 16)
-"""Sides of a tile; the first that gives every multiprocessor work is taken."""
-
-ENOUGH_BLOCKS = 128
-
-MIN_EXTENT = 8
-"""Products with a shorter side are left to other rules."""
-
-
-@dataclass(frozen=True)
-class _Axes:
-    """The block's axes by what they belong to, each a position among its axes."""
-
-    extents: tuple[int, ...]
-    both: tuple[int, ...]
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-    reduced: tuple[int, ...]
-
-    def size(self, axes: Sequence[int]) -> int:
-        return math.prod(self.extents[axis] for axis in axes)
-
-    def fused(self, values: dict[int, Any], axes: Sequence[int]) -> Any:
-        """One index out of those of several axes; axes that have no value are of extent 1."""
-        index: Any = tirx.IntImm("int64", 0)
-        for axis in axes:
-            if axis in values:
-                index = index * self.extents[axis] + values[axis]
-        return index
+TRIES = 4
+"""So many tiles are tried, best first: TVM cannot see of every one that it covers the results."""
 
 
 def schedule_tiles(schedule: Schedule, limits: Limits) -> Schedule:
-    """Schedule a function around one product; changes and returns the schedule.
+    """Schedule a function around one product; returns a schedule of its own.
 
     Raises:
         Misfit: There is no product in it, another reduction, or too little to share.
     """
-    main = _only_product(schedule)
+    main = only_product(schedule)
     _check_limits(limits)
-    transposed = _right_along_depth(schedule, main)
-    left, right = _normalize(schedule, main, transposed)
-    tile = _tile(schedule, main)
-    schedule.pad_einsum(main, [1, tile, tile, DEPTH])
-    if tile > SIDE:
-        _by_thread(schedule, main, tile)
-    step, thread = _bind(schedule, main, tile)
+    transposed = right_along_depth(schedule, main)
+    factors = normalize(schedule, main, transposed)
+    shape = extents_of(schedule.get(main)) or (1, 1, 1, 1)
+    name = schedule.get(main).name_hint
+    for tile, slices in rank_tiles(*shape)[:TRIES]:
+        try:
+            return _in_tiles(schedule.copy(), name, factors, transposed, _Cut(tile, slices), limits)
+        except (Misfit, RuntimeError, ValueError, TypeError):
+            continue
+    raise Misfit("no tile fits")
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How the axes of a product are cut.
+
+    Attributes:
+        tile: Rows and columns of a tile.
+        slices: Slices of the summands.
+    """
+
+    tile: int
+    slices: int
+
+    def side(self, index: Any) -> list[Any]:
+        """Rows or columns: number of the tile, number in the thread, thread."""
+        inner = index % self.tile // SIDE if self.tile > SIDE else tirx.IntImm("int64", 0)
+        return [index // self.tile, inner, index % SIDE]
+
+    def depth(self, index: Any) -> list[Any]:
+        """Summands: number of the step, number in the step."""
+        return [index // DEPTH, index % DEPTH]
+
+
+def _in_tiles(
+    schedule: Schedule,
+    name: str,
+    factors: tuple[str, str],
+    transposed: bool,
+    cut: _Cut,
+    limits: Limits,
+) -> Schedule:
+    """The schedule with one choice of tile."""
+    main = schedule.get_sblock(name)
+    schedule.pad_einsum(main, [1, cut.tile, cut.tile, DEPTH * cut.slices])
+    if cut.slices > 1:
+        main = _slice_depth(schedule, main, cut.slices, limits)
+    _cut_axes(schedule, main, cut)
+    stages = [
+        _stage(schedule, main, factor, cut, rows_first)
+        for factor, rows_first in zip(factors, (True, transposed), strict=True)
+    ]
+    name = schedule.get(main).name_hint
+    # Only in simplified indices do the primitives below find one axis for each.
+    schedule = Schedule(s_tir.transform.StmtSimplify()(schedule.mod))
+    main = schedule.get_sblock(name)
+    step, thread = _bind(schedule, main)
     result = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(result, thread, preserve_unit_loops=True)
-    for operand, padded in ((left, True), (right, transposed)):
-        _fetch(schedule, main, operand, step, padded)
-    _inline_readers(schedule, result)
+    for stage, rows_first in zip(stages, (True, transposed), strict=True):
+        _place(schedule, stage, step, rows_first)
+    if cut.slices == 1:
+        _inline_readers(schedule, result)
     schedule.decompose_reduction(main, step)
+    _overlap(schedule, step)
     _check_complete(schedule)
     return schedule
 
 
 def _check_limits(limits: Limits) -> None:
-    shared = 2 * TILES[0] * (DEPTH + 1) * 4
+    shared = 2 * max(TILES) * (DEPTH + 1) * 4
     if limits.threads < SIDE * SIDE or limits.shared_bytes < shared:
         raise Misfit("a block of threads is too large")
 
 
-def _only_product(schedule: Schedule) -> Any:
-    """The only reduction, if it sums products of two tensors."""
-    found = [block for block in blocks_of(schedule) if is_reduction(schedule.get(block))]
-    if len(found) != 1:
-        raise Misfit("not one reduction")
-    node = schedule.get(found[0])
-    store = store_of(node)
-    if store is None or extents_of(node) is None or len(node.reads) != 2:
-        raise Misfit("not a static reduction of two tensors")
-    if not isinstance(store.value, tirx.Add) or not isinstance(store.value.b, tirx.Mul):
-        raise Misfit("not a sum of products")
-    if str(store.value.ty.dtype) not in ("float32", "int32"):
-        raise Misfit("a type that is not tiled")
-    return found[0]
+def _slice_depth(schedule: Schedule, main: Any, slices: int, limits: Limits) -> Any:
+    """Cut the summands into slices, and add them up apart; returns the block of the slices."""
+    batch, _, _, depth = extents_of(schedule.get(main)) or (1, 1, 1, 1)
+    length = depth // slices
+
+    def sliced(number: Any, row: Any, column: Any, summand: Any) -> list[Any]:
+        return [number, row, column, summand // length, summand % length]
+
+    def fused(piece: Any, number: Any, *others: Any) -> list[Any]:
+        return [piece * batch + number, *others]
+
+    schedule.transform_block_layout(main, _map(sliced, 4))
+    partial = schedule.rfactor(schedule.get_loops(main)[3], 0)
+    loops = schedule.get_loops(partial)
+    schedule.reorder(loops[3], *loops[:3], loops[4])
+    schedule.transform_block_layout(partial, _map(fused, 5))
+    schedule.transform_layout(partial, ("write", 0), _map(fused, 4))
+    total = schedule.cache_write(main, 0, "local")
+    _inline_readers(schedule, total)
+    thread = bind_elements(schedule, list(schedule.get_loops(total)), total, limits)
+    schedule.compute_at(main, thread)
+    return partial
 
 
-def _right_along_depth(schedule: Schedule, main: Any) -> bool:
-    """Whether neighbors in memory of the right factor lie along the summands."""
-    node = schedule.get(main)
-    operands = _operands(node)
-    last = max(i for i, axis in enumerate(node.iter_vars) if axis.iter_type == tirx.IterVar.DataPar)
-    for load in operands:
-        strides = strides_of(load.source, load.indices, axes_of(node))
-        if strides is None:
-            return False
-        if strides[last]:
-            return strides[last] != 1
-    return False
+def _map(function: Callable[..., list[Any]], axes: int) -> Any:
+    return tirx.IndexMap.from_func(function, ndim=axes, index_dtype="int64")
 
 
-def _operands(node: Any) -> list[Any]:
-    store = store_of(node)
-    assert store is not None
-    return [load for load in loads_of(node) if not load.source.same_as(store.buffer)]
+def _cut_axes(schedule: Schedule, main: Any, cut: _Cut) -> None:
+    """Cut the product's axes, and those of its results.
 
-
-def _normalize(schedule: Schedule, main: Any, transposed: bool) -> tuple[str, str]:
-    """Bring the product into its form; returns the names of the factors' new buffers' blocks."""
-    names = []
-    for index in range(2):
-        names.append(schedule.get(schedule.reindex(main, ("read", index))).name_hint)
-    result = schedule.reindex(main, ("write", 0))
-    node = schedule.get(main)
-    positions = [_positions(node, region.source) for region in node.reads]
-    axes = _classify(node, positions)
-    if not _has(axes, positions[1], axes.right):
-        names.reverse()
-        positions.reverse()
-    forms = ((axes.left, False), (axes.right, not transposed))
-    for name, place, (own, depth_first) in zip(names, positions, forms, strict=True):
-        _lay_out(schedule, name, axes, place, own, depth_first)
-    written = _positions(node, node.writes[0].source)
-    schedule.transform_layout(
-        result, ("read", 0), _map(axes, written, (axes.both, axes.left, axes.right))
-    )
-    everything = list(range(len(axes.extents)))
-    groups = (axes.both, axes.left, axes.right, axes.reduced)
-    schedule.transform_block_layout(main, _map(axes, everything, groups))
-    return names[0], names[1]
-
-
-def _lay_out(
-    schedule: Schedule, name: str, axes: _Axes, place: list[int], own: Any, depth_first: bool
-) -> None:
-    inner = (axes.reduced, own) if depth_first else (own, axes.reduced)
-    block = schedule.get_sblock(name)
-    schedule.transform_layout(block, ("write", 0), _map(axes, place, (axes.both, *inner)))
-
-
-def _map(axes: _Axes, place: Sequence[int], groups: Sequence[Sequence[int]]) -> Any:
-    """An index map from the axes at ``place`` to one index for each group."""
-
-    def function(*indices: Any) -> list[Any]:
-        values = dict(zip(place, indices, strict=True))
-        return [axes.fused(values, group) for group in groups]
-
-    return tirx.IndexMap.from_func(function, ndim=len(place), index_dtype="int64")
-
-
-def _positions(node: Any, buffer: Any) -> list[int]:
-    """Which axis each index of a reindexed buffer is."""
-    accesses = [load.indices for load in loads_of(node) if load.source.same_as(buffer)]
-    variables = axes_of(node)
-    found = []
-    for index in accesses[0]:
-        same = [i for i, variable in enumerate(variables) if index.same_as(variable)]
-        if len(same) != 1:
-            raise Misfit("a factor is read by no plain index")
-        found.append(same[0])
-    return found
-
-
-def _has(axes: _Axes, place: Sequence[int], wanted: Sequence[int]) -> bool:
-    return all(axis in place or axes.extents[axis] == 1 for axis in wanted)
-
-
-def _classify(node: Any, positions: Sequence[Sequence[int]]) -> _Axes:
-    """Sort the axes; the right factor is the one that has the last axis of the results."""
-    extents = tuple(extents_of(node) or ())
-    kinds = [axis.iter_type for axis in node.iter_vars]
-    groups: dict[tuple[bool, bool], list[int]] = {}
-    reduced = []
-    for axis, kind in enumerate(kinds):
-        owners = (axis in positions[0], axis in positions[1])
-        if kind == tirx.IterVar.CommReduce:
-            if extents[axis] > 1 and not all(owners):
-                raise Misfit("a summand's axis that one factor lacks")
-            reduced.append(axis)
-        elif extents[axis] > 1 and not any(owners):
-            raise Misfit("an axis that no factor has")
-        else:
-            groups.setdefault(owners if extents[axis] > 1 else (True, True), []).append(axis)
-    sides = [tuple(groups.get(key, ())) for key in ((True, False), (False, True))]
-    left, right = sorted(sides, key=lambda side: max(side, default=-1))
-    axes = _Axes(extents, tuple(groups.get((True, True), ())), left, right, tuple(reduced))
-    if min(axes.size(axes.left), axes.size(axes.right), axes.size(axes.reduced)) < MIN_EXTENT:
-        raise Misfit("too little to share")
-    return axes
-
-
-def _tile(schedule: Schedule, main: Any) -> int:
-    batch, rows, columns, _ = extents_of(schedule.get(main)) or (1, 1, 1, 1)
-    for side in TILES[:-1]:
-        if batch * math.ceil(rows / side) * math.ceil(columns / side) >= ENOUGH_BLOCKS:
-            return side
-    return TILES[-1]
-
-
-def _by_thread(schedule: Schedule, main: Any, tile: int) -> None:
-    """Split rows and columns into axes of their own: tile, number in the thread, thread.
-
-    A thread's results lie apart. Only with an axis for the thread does TVM see which they are.
+    What a thread has lies apart. Only with an axis for the thread does TVM see which it is.
     """
 
-    def split(index: Any) -> list[Any]:
-        return [index // tile, index % tile // SIDE, index % SIDE]
-
     def block(batch: Any, row: Any, column: Any, depth: Any) -> list[Any]:
-        return [batch, *split(row), *split(column), depth]
+        return [batch, *cut.side(row), *cut.side(column), *cut.depth(depth)]
 
     def results(batch: Any, row: Any, column: Any) -> list[Any]:
-        return [batch, *split(row), *split(column)]
+        return [batch, *cut.side(row), *cut.side(column)]
 
-    for_block = tirx.IndexMap.from_func(block, ndim=4, index_dtype="int64")
-    schedule.transform_block_layout(main, for_block)
-    for_results = tirx.IndexMap.from_func(results, ndim=3, index_dtype="int64")
-    schedule.transform_layout(main, ("write", 0), for_results)
+    schedule.transform_block_layout(main, _map(block, 4))
+    schedule.transform_layout(main, ("write", 0), _map(results, 3))
 
 
-def _bind(schedule: Schedule, main: Any, tile: int) -> tuple[Any, Any]:
-    """Split and bind the loops; returns the loop over fetches and the innermost of the threads."""
-    loops = list(schedule.get_loops(main))
-    if tile == SIDE:
-        batch, rows, columns, depth = loops
-        row_block, row, row_thread = schedule.split(rows, [None, 1, SIDE])
-        column_block, column, column_thread = schedule.split(columns, [None, 1, SIDE])
-    else:
-        batch, row_block, row, row_thread, column_block, column, column_thread, depth = loops
-    step, inner = schedule.split(depth, [None, DEPTH])
-    grid = (batch, row_block, column_block)
+def _stage(
+    schedule: Schedule, main: Any, name: str, cut: _Cut, rows_first: bool
+) -> tuple[str, str]:
+    """Let a factor's tiles go through registers to shared memory.
+
+    Args:
+        schedule: The schedule.
+        main: The product's block.
+        name: The factor's.
+        cut: How the axes are cut.
+        rows_first: Whether its rows are its outer axis, and its summands the inner one.
+
+    Returns:
+        Names of the blocks that fetch and that store.
+    """
+    buffer = schedule.get(schedule.get_sblock(name)).writes[0].source
+    reads = [region.source for region in schedule.get(main).reads]
+    index = _read_index(schedule, reads, buffer, name)
+    fetch = schedule.cache_read(main, index, "shared")
+    _inline_writers(schedule, fetch)
+    store = schedule.cache_write(fetch, 0, "shared")
+    schedule.set_scope(fetch, 0, "local")
+
+    def pieces(batch: Any, outer: Any, inner: Any) -> list[Any]:
+        if rows_first:
+            return [batch, *cut.side(outer), *cut.depth(inner)]
+        return [batch, *cut.depth(outer), *cut.side(inner)]
+
+    for block in (fetch, store):
+        schedule.transform_block_layout(block, _map(pieces, 3))
+        schedule.transform_layout(block, ("write", 0), _map(pieces, 3))
+    return schedule.get(fetch).name_hint, schedule.get(store).name_hint
+
+
+def _bind(schedule: Schedule, main: Any) -> tuple[Any, Any]:
+    """Bind the product's loops; returns the loop over steps and the innermost of the threads."""
+    batch, row_tile, row, row_thread, column_tile, column, column_thread, step, inner = (
+        schedule.get_loops(main)
+    )
+    grid = (batch, row_tile, column_tile)
     schedule.reorder(*grid, row_thread, column_thread, step, inner, row, column)
     schedule.bind(schedule.fuse(*grid), "blockIdx.x")
     schedule.bind(row_thread, "threadIdx.y")
@@ -277,21 +218,29 @@ def _bind(schedule: Schedule, main: Any, tile: int) -> tuple[Any, Any]:
     return step, column_thread
 
 
-def _fetch(schedule: Schedule, main: Any, name: str, step: Any, padded: bool) -> None:
-    """Let all threads fetch one factor's tile; a padded one is read down its columns."""
-    buffer = schedule.get(schedule.get_sblock(name)).writes[0].source
-    reads = [region.source for region in schedule.get(main).reads]
-    index = _read_index(schedule, reads, buffer, name)
-    block = schedule.cache_read(main, index, "shared")
-    count = len(schedule.get_loops(block))
-    schedule.compute_at(block, step, preserve_unit_loops=True)
-    fused = schedule.fuse(*schedule.get_loops(block)[-count:])
-    _, row, column = schedule.split(fused, [None, SIDE, SIDE])
-    schedule.bind(row, "threadIdx.y")
-    schedule.bind(column, "threadIdx.x")
-    if padded:
-        schedule.storage_align(block, 0, axis=-2, factor=DEPTH, offset=1)
-    _inline_writers(schedule, block)
+def _place(schedule: Schedule, stage: tuple[str, str], step: Any, rows_first: bool) -> None:
+    """Let all threads fetch and store one factor's tile; one read down its columns is padded."""
+    fetch, store = map(schedule.get_sblock, stage)
+    for block in (store, fetch):
+        schedule.compute_at(block, step, preserve_unit_loops=True)
+    for block in (fetch, store):
+        loops = list(schedule.get_loops(block)[-6:])
+        across = loops.pop()
+        down = loops.pop(3 if rows_first else 2)
+        schedule.reorder(*loops, down, across)
+        schedule.bind(down, "threadIdx.y")
+        schedule.bind(across, "threadIdx.x")
+    if rows_first:
+        schedule.storage_align(store, 0, axis=3, factor=DEPTH, offset=1)
+
+
+def _overlap(schedule: Schedule, step: Any) -> None:
+    """Fetch for the next step before this one is multiplied, and store after it.
+
+    The body of a step is: fetch A, store A, fetch B, store B, multiply.
+    """
+    schedule.annotate(step, "software_pipeline_stage", [0, 0, 0, 0, 1])
+    schedule.annotate(step, "software_pipeline_order", [0, 3, 1, 4, 2])
 
 
 def _read_index(schedule: Schedule, reads: Sequence[Any], buffer: Any, name: str) -> int:
