@@ -30,7 +30,7 @@ class DropStaleShapes(ir.passes.InPlacePass):
 
 def _of_contents(value: ir.Value) -> ir.Shape | None:
     """The shape of what an initializer holds."""
-    return value.shape if value.const_value is None else ir.Shape(value.const_value.shape)
+    return value.shape if value.const_value is None else ir.Shape(value.const_value.shape.numpy())
 
 
 def _unknown(value: ir.Value) -> ir.Shape | None:
