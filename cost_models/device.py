@@ -23,6 +23,9 @@ from hybridc.errors import UsageError
 
 DEFAULT_DTYPE = "float32"
 
+HANDOFF_SECONDS = 2e-6
+"""A tensor that passes between two devices in one memory: a call of the next part."""
+
 
 @dataclass(frozen=True)
 class MemoryLevel:
@@ -51,6 +54,7 @@ class DeviceProfile:
         memory: Caches and memory, the fastest first; the last holds what is placed here.
         launch_seconds: Time that starting a kernel costs.
         synchronize_seconds: Time that waiting for the device costs, once for each copy out of it.
+        handoff_seconds: Time until it begins with a tensor of another device in the same memory.
         in_host_memory: Whether it computes in the host's memory.
         to_host: Its link to the host's memory; only for memory of its own.
         from_host: The link back.
@@ -69,6 +73,7 @@ class DeviceProfile:
     memory: tuple[MemoryLevel, ...]
     launch_seconds: float
     synchronize_seconds: float = 0.0
+    handoff_seconds: float = HANDOFF_SECONDS
     in_host_memory: bool = True
     to_host: Route | None = None
     from_host: Route | None = None
@@ -151,7 +156,7 @@ def check_profile(profile: DeviceProfile) -> None:
     if not all(0 < rate < math.inf for rate in rates):
         raise ValueError("a peak, size, bandwidth or efficiency is not above zero")
     prices = [profile.joules_per_operation, profile.joules_per_byte, profile.watts]
-    amounts = [profile.launch_seconds, profile.synchronize_seconds]
+    amounts = [profile.launch_seconds, profile.synchronize_seconds, profile.handoff_seconds]
     amounts += [price or 0.0 for price in (*prices, profile.dollars_per_hour)]
     amounts += [amount for r in routes for amount in (r.latency_seconds, r.joules_per_byte)]
     if not all(0 <= amount < math.inf for amount in amounts):

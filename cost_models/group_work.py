@@ -1,7 +1,8 @@
 """What a group of nodes does, in numbers that do not need the model any more.
 
 Cost models see a group only through this. A plan stores it, so that ``hybridc explain`` can ask
-what the same model would cost on other hardware without reading the model again.
+what the same model would cost on other hardware without reading the model again, and the loader
+hands it on with what it measured; so ONNX is imported only where a model is described.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
 from hybridc.cost_models.operators import VIEW, operator_class
 from hybridc.cost_models.work import count_work
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 _FEW = 256
 """Constants with at most so many elements are part of a signature: sizes, axes, paddings."""
@@ -99,7 +102,7 @@ def known_bytes(value: ir.Value) -> int:
     """Bytes of a tensor; 0 where its type or a dimension is not known, or where it is none."""
     if value.shape is None or value.dtype is None or not value.shape.is_static():
         return 0
-    if value.dtype == ir.DataType.STRING:
+    if value.dtype.name == "STRING":
         return 0
     return math.ceil(math.prod(value.shape.numpy()) * value.dtype.itemsize)
 
@@ -122,7 +125,7 @@ def _dtype(node: ir.Node) -> str:
     """The element type of the first input, or of the first output where there is no input."""
     for value in (*node.inputs[:1], *node.outputs[:1]):
         if value is not None and value.dtype is not None:
-            return str(value.dtype).lower() if value.dtype == ir.DataType.STRING else _name(value)
+            return str(value.dtype).lower() if value.dtype.name == "STRING" else _name(value)
     return "float32"
 
 
@@ -153,7 +156,7 @@ def _value_key(value: ir.Value, numbers: dict[ir.Value, int]) -> list[Any]:
 
 def _constant_key(value: ir.Value) -> Any:
     tensor = value.const_value
-    if tensor is None or tensor.dtype == ir.DataType.STRING:
+    if tensor is None or tensor.dtype.name == "STRING":
         return None
     if tensor.size > _FEW:
         return "constant"
@@ -161,5 +164,7 @@ def _constant_key(value: ir.Value) -> Any:
 
 
 def _attribute_key(attribute: ir.Attr) -> str:
-    proto = ir.serde.serialize_attribute(attribute)
+    from onnx_ir.serde import serialize_attribute
+
+    proto = serialize_attribute(attribute)
     return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()[:16]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hybridc.cost_models.calibrate import calibrate
 from hybridc.cost_models.cost import Cost, CostModel, Ranked
@@ -12,6 +13,12 @@ from hybridc.cost_models.device import DeviceProfile, load_json, parse_profile, 
 from hybridc.cost_models.group_work import GroupWork
 from hybridc.cost_models.measured import Code, Measured, parse_measurements
 from hybridc.cost_models.roofline import Roofline
+
+from hybridc.bundle.manifest import build_record
+from hybridc.errors import UsageError
+
+DEVICES = "devices"
+"""Field of a machine's file, which ``hybridc calibrate run`` writes."""
 
 _DEFAULTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "llvm": (
@@ -36,19 +43,22 @@ class DeviceModel:
         return self.models.estimate(group, self.profile)
 
 
-def load_device(name: str, code: Code) -> DeviceModel:
+def load_device(name: str, code: Code, device: str = "") -> DeviceModel:
     """The models of a device, out of a profile.
 
     Args:
-        name: Name of a profile that is shipped, or a JSON file. It may have a field
-            ``measurements`` beside those of a profile.
+        name: Name of a profile that is shipped, or a JSON file: a profile, perhaps with a field
+            ``measurements``, or a machine's file with several devices.
         code: What will run on it; measurements of other code do not count.
+        device: The device's name, to choose among several with the same code in a machine's file.
 
     Raises:
         UsageError: There is no such profile, or it is not valid.
     """
     text, where = read_profile_text(name)
     data = load_json(text, where)
+    if DEVICES in data:
+        data = _entry(data, code, device, where)
     measurements = parse_measurements(data.pop("measurements", []), where)
     profile = parse_profile(data, where)
     fitting = [one for one in measurements if one.code.key == code.key]
@@ -57,6 +67,62 @@ def load_device(name: str, code: Code) -> DeviceModel:
     if fitted is not None:
         models.insert(1, fitted)
     return DeviceModel(profile, Ranked(models))
+
+
+def measured_devices(path: str, codes: Mapping[str, Code]) -> list[str]:
+    """The devices that a machine's file knows, of those whose code is given.
+
+    Raises:
+        UsageError: It is no such file.
+    """
+    text, where = read_profile_text(path)
+    data = load_json(text, where)
+    if DEVICES not in data:
+        raise UsageError(f"{where} has no devices: hybridc calibrate run writes such a file")
+    return [name for name, code in codes.items() if _matches(data, code, name, where)]
+
+
+def _entry(data: Mapping[str, Any], code: Code, device: str, where: str) -> dict[str, Any]:
+    """The profile of a device in a machine's file, with its measurements."""
+    found = _matches(data, code, device, where)
+    if not found:
+        known = ", ".join(f"{e.kind}:{e.specification}" for e in _entries(data, where).values())
+        raise UsageError(
+            f"{where} has no device for {code.kind}:{code.specification}; it has {known}"
+        )
+    entry = data[DEVICES][found[0]]
+    return {**entry["profile"], "measurements": entry["measurements"]}
+
+
+def _matches(data: Mapping[str, Any], code: Code, device: str, where: str) -> list[str]:
+    """Devices that ran code of the same target: the one of that name alone, if there is one."""
+    found = [
+        name
+        for name, entry in _entries(data, where).items()
+        if (entry.kind, entry.specification) == (code.kind, code.specification)
+    ]
+    return [device] if device in found else found
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What of a device's entry is needed to choose it; the rest is read when it is."""
+
+    kind: str
+    specification: str
+
+
+def _entries(data: Mapping[str, Any], where: str) -> dict[str, _Entry]:
+    try:
+        if str(data.get("schema", "")).partition(".")[0] != "1":
+            raise ValueError(f"its schema is {data.get('schema')!r}, and this reads 1.0")
+        found: dict[str, _Entry] = build_record(Mapping[str, _Entry], data[DEVICES], DEVICES)
+        for name in found:
+            if not {"profile", "measurements"} <= set(data[DEVICES][name]):
+                raise ValueError(f"{name} has no profile or no measurements")
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{where} does not describe a machine: {error}") from error
+    return found
 
 
 def default_profile(kind: str, specification: str) -> str | None:

@@ -6,7 +6,10 @@ own, which is a guess for a data sheet and fitted where there are measurements.
 
 from __future__ import annotations
 
-import onnx_ir as ir
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 CONVOLUTION = "convolution"
 DEPTHWISE = "depthwise convolution"

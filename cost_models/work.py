@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import onnx_ir as ir
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def count_work(node: ir.Node) -> Work | None:
 
 
 def _is_known(value: ir.Value) -> bool:
-    if value.dtype is None or value.dtype == ir.DataType.STRING:  # strings have no size
+    if value.dtype is None or value.dtype.name == "STRING":  # strings have no size
         return False
     return value.shape is not None and value.shape.is_static()
 

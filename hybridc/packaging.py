@@ -97,7 +97,7 @@ class WeightPool:
 def describe(built: Built) -> Manifest:
     """The manifest, but for its samples and files."""
     plan = built.placed.plan
-    devices = tuple(_device_spec(device, built.parts) for device in plan.devices())
+    devices = tuple(device_spec(device, built.parts) for device in plan.devices())
     return Manifest(
         schema=f"{SCHEMA[0]}.{SCHEMA[1]}",
         hybridc=hybridc.__version__,
@@ -110,10 +110,10 @@ def describe(built: Built) -> Manifest:
         dimensions={name: (size.low, size.high) for name, size in built.dimensions.items()},
         steps={name: size.step for name, size in built.dimensions.items() if size.step > 1},
         devices=devices,
-        parts=tuple(_part_spec(item) for item in built.parts),
+        parts=tuple(part_spec(item) for item in built.parts),
         transfers=_transfers(plan),
         runtime={
-            device.architecture: _runtime_names(device.architecture, built.parts)
+            device.architecture: runtime_names(device.architecture, built.parts)
             for device in devices
             if device.architecture
         },
@@ -135,7 +135,8 @@ def _transfers(plan: Plan) -> tuple[TransferSpec, ...]:
     )
 
 
-def _device_spec(device: Device, parts: Sequence[BuiltPart]) -> DeviceSpec:
+def device_spec(device: Device, parts: Sequence[BuiltPart]) -> DeviceSpec:
+    """What a device needs of the machine, and the memory that its parts plan."""
     needs = find_target(device.kind).compatibility(device.specification)
     memory = sum(item.artifact.memory_bytes for item in parts if item.part.device == device)
     return DeviceSpec(
@@ -151,7 +152,8 @@ def _device_spec(device: Device, parts: Sequence[BuiltPart]) -> DeviceSpec:
     )
 
 
-def _part_spec(item: BuiltPart) -> PartSpec:
+def part_spec(item: BuiltPart) -> PartSpec:
+    """A part's description."""
     part = item.part
     return PartSpec(
         name=part.name,
@@ -166,7 +168,8 @@ def _part_spec(item: BuiltPart) -> PartSpec:
     )
 
 
-def _runtime_names(architecture: str, parts: Sequence[BuiltPart]) -> tuple[str, ...]:
+def runtime_names(architecture: str, parts: Sequence[BuiltPart]) -> tuple[str, ...]:
+    """Paths of the runtime's libraries that parts need, in the order of loading."""
     stems = dict.fromkeys(stem for item in parts for stem in item.artifact.runtime)
     return tuple(f"lib/{architecture}/lib{stem}.so" for stem in stems)
 
@@ -190,14 +193,15 @@ def write_bundle(
     writer.put(WEIGHTS, encode(built.weights))
     plan = dataclasses.replace(built.plan, bindings=())  # they may name files of this machine
     writer.put(PLAN, [plan_to_json(plan).encode()])
-    _write_runtime(writer, manifest, built.placed.plan)
+    write_runtime(writer, manifest, built.placed.plan)
     for name in ("LICENSE", "NOTICE"):
         writer.put(name, [_license_text(name)])
     stored = tuple(_write_sample(writer, i, sample) for i, sample in enumerate(samples))
     return writer.finish(dataclasses.replace(manifest, samples=stored))
 
 
-def _write_runtime(writer: BundleWriter, manifest: Manifest, plan: Plan) -> None:
+def write_runtime(writer: BundleWriter, manifest: Manifest, plan: Plan) -> None:
+    """Write the runtime's libraries that the manifest names, for the devices of a plan."""
     for device in plan.devices():
         target = find_target(device.kind)
         architecture = target.compatibility(device.specification).architecture

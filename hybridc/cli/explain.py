@@ -100,7 +100,7 @@ def _change(
     names = [device.name for device in plan.devices]
     kinds = {d.name: Code(d.kind, d.specification, {}) for d in plan.devices}
     given = parse_profiles(profiles, names)
-    models = {name: load_device(profile, kinds[name]) for name, profile in given.items()}
+    models = {name: load_device(profile, kinds[name], name) for name, profile in given.items()}
     return Change(models, parse_links(links, names), objective, seconds)
 
 

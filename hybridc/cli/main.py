@@ -14,11 +14,13 @@ from hybridc import __version__
 from hybridc.errors import HybridcError, InternalError
 
 VERBS = {
+    "calibrate": "Measure what kernels and copies cost on a machine.",
     "compile": "Compile an ONNX model to a bundle.",
     "doctor": "Show what this machine can build for and run on.",
     "explain": "Say why each node of a plan or bundle is where it is.",
     "inspect": "Show what a model or a bundle holds.",
     "plan": "Place a model on devices by cost, without compiling it.",
+    "profile": "Show when each part and kernel of a bundle is at work.",
     "run": "Run a bundle on inputs from a file, or on random ones.",
     "verify": "Check a bundle's files and its results on the stored samples.",
 }
@@ -61,6 +63,19 @@ def cli() -> None:
       3 model not supported       8 remote end missing
       4 accuracy missed
     """
+
+
+def commands() -> dict[tuple[str, ...], click.Command]:
+    """Every command by its words: verbs, and what stands behind those that have several."""
+    found: dict[tuple[str, ...], click.Command] = {}
+    context = click.Context(cli)
+    for verb in VERBS:
+        command = cli.get_command(context, verb)
+        if isinstance(command, click.Group):
+            found.update({(verb, name): one for name, one in command.commands.items()})
+        elif command is not None:
+            found[verb,] = command
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -101,6 +101,12 @@ _RULE_OPTIONS = (
 
 _COST_OPTIONS = (
     click.option(
+        "--costs",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="What hybridc calibrate run measured: costs of the devices that have no --profile.",
+    ),
+    click.option(
         "--profile",
         "profiles",
         multiple=True,
@@ -238,13 +244,30 @@ def _hardware(asked: Asked, devices: Sequence[Device]) -> Hardware | None:
     from hybridc.placement.reconsider import Change, hardware_of
 
     names = [device.name for device in devices]
-    profiles = parse_profiles(asked.values["profiles"], names)
+    versions = {"hybridc": hybridc.__version__, "tvm": version("apache-tvm")}
+    profiles = _measured_profiles(asked, devices, versions)
+    profiles |= parse_profiles(asked.values["profiles"], names)
     links = parse_links(asked.values["links"], names)
     plan = asked.plan
     if plan is not None and not profiles and not links and not is_given("targets"):
         return hardware_of(plan, Change()) if plan.prediction else None
-    versions = {"hybridc": hybridc.__version__, "tvm": version("apache-tvm")}
     return load_hardware(devices, fallback_device(devices), profiles, links, versions)
+
+
+def _measured_profiles(
+    asked: Asked, devices: Sequence[Device], versions: Mapping[str, str]
+) -> dict[str, str]:
+    """The file of ``--costs`` for each device that it knows, the fallback device included."""
+    from hybridc.cost_models.load import measured_devices
+    from hybridc.cost_models.measured import Code
+    from hybridc.placement.fallback import fallback_device
+
+    path = asked.values["costs"]
+    if path is None:
+        return {}
+    known = (*devices, fallback_device(devices))
+    codes = {d.name: Code(d.kind, d.specification, versions) for d in known}
+    return dict.fromkeys(measured_devices(str(path), codes), str(path))
 
 
 def parse_profiles(options: Sequence[str], devices: Sequence[str]) -> dict[str, str]:

@@ -27,9 +27,6 @@ from hybridc.placement.problem import (
 )
 from hybridc.targets.protocol import Device
 
-HANDOFF_SECONDS = 2e-6
-"""A tensor that passes between two devices in one memory: a call of the next part."""
-
 _HOUR = 3600.0
 
 
@@ -91,9 +88,11 @@ def load_hardware(
     for device in devices:
         name = profiles.get(device.name) or default_profile(device.kind, device.specification)
         if name is not None:
-            models[device.name] = load_device(
-                name, Code(device.kind, device.specification, versions)
-            )
+            code = Code(device.kind, device.specification, versions)
+            models[device.name] = load_device(name, code, device.name)
+    if refuge.name in profiles:
+        code = Code(refuge.kind, refuge.specification, versions)
+        models[refuge.name] = load_device(profiles[refuge.name], code, refuge.name)
     for device in (*devices, refuge):
         if device.kind == refuge.kind and device.name not in models:
             models[device.name] = _host_model(models)
@@ -243,7 +242,8 @@ def _ways(hardware: Hardware, places: Sequence[int]) -> dict[tuple[int, int], Wa
                 ways[source, destination] = _way(hardware, places, source, destination)
         for device, place in enumerate(places):
             if place == own and source not in (HOST, device):
-                ways[source, count + device] = Way(HANDOFF_SECONDS, 0.0)
+                profile = hardware.models[hardware.names[device]].profile
+                ways[source, count + device] = Way(profile.handoff_seconds, 0.0)
     return ways
 
 

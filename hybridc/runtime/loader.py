@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.bundle.read import Bundle, open_bundle
@@ -29,6 +29,9 @@ from hybridc.runtime.stream import stream
 from hybridc.runtime.tensors import to_array, to_tensor
 from hybridc.runtime.threads import available_cores, available_threads, use_threads
 from hybridc.runtime.workers import Workers, cores_of
+
+if TYPE_CHECKING:
+    from hybridc.runtime.timeline import Timeline
 
 
 class Model:
@@ -138,6 +141,21 @@ class Model:
         for results in stream(self._submit, inputs, depth):
             typed = zip(self._types, results, strict=True)
             yield {name: to_array(result, dtype) for (name, dtype), result in typed}
+
+    def observed(self, timeline: Timeline, kernels: bool = True) -> Model:
+        """A model over the same code and weights, whose runs are noted in a timeline.
+
+        Args:
+            timeline: Where parts, copies and kernels are noted.
+            kernels: Whether kernels are noted too, which slows small ones down.
+
+        Raises:
+            UsageError: The model was closed.
+        """
+        if self._parts is None:
+            raise UsageError("a model that was closed has no timeline")
+        parts = [timeline.watch(part, kernels) for part in self._parts]
+        return Model(self.manifest, parts, self._threads, timeline.observe)
 
     def _submit(self, arrays: Mapping[str, Any]) -> Future[list[Any]]:
         """Begin a call."""

@@ -76,10 +76,14 @@ class CompiledPart:
 
     def start(self) -> tuple[Function, tuple[Any, ...]]:
         """A virtual machine of its own, since it keeps its frames."""
+        return self.machine()["main"], (self.weights,)
+
+    def machine(self) -> Any:
+        """A new virtual machine, ready to run."""
         machine = self.library["vm_load_executable"]()
         places = [self.place] if self.place == HOST else [self.place, HOST]
         machine["vm_initialization"](*(n for place in places for n in (*place, _POOLED)))
-        return machine["main"], (self.weights,)
+        return machine
 
 
 def load_part(

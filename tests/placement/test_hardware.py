@@ -6,7 +6,7 @@ import math
 import onnx_ir as ir
 import pytest
 from hybridc.cost_models.cost import Ranked
-from hybridc.cost_models.device import DeviceProfile, MemoryLevel
+from hybridc.cost_models.device import HANDOFF_SECONDS, DeviceProfile, MemoryLevel
 from hybridc.cost_models.link import Route
 from hybridc.cost_models.load import DeviceModel
 from hybridc.cost_models.roofline import Roofline
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hybridc.errors import UsageError
 from hybridc.placement.cost_graph import CostGraph, make_cost_graph
 from hybridc.placement.group import make_groups
-from hybridc.placement.hardware import HANDOFF_SECONDS, Hardware, load_hardware, make_problem
+from hybridc.placement.hardware import Hardware, load_hardware, make_problem
 from hybridc.placement.moves import change_of_move, tensors_of
 from hybridc.placement.problem import HOST, SECONDS, objective, total
 from tests.models import branched_model, make_model, node

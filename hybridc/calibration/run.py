@@ -1,0 +1,287 @@
+"""Measure the kernels of a calibration bundle on this machine, with the loader alone.
+
+    call      a part that computes nothing: what every call of a part takes
+    launch    one of a chain of kernels that compute next to nothing, less a call
+    kernel    a group, less a call, and no less than a launch
+    copy      tensors of several sizes to a device's memory and back: latency and bandwidth
+
+A CPU under several names is measured on each name's own cores, as the loader would run it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import hybridc
+from hybridc.bundle.manifest import DeviceSpec, Manifest, PartSpec
+from hybridc.bundle.read import Bundle, open_bundle
+from hybridc.calibration.machine import SCHEMA, Machine, MachineDevice
+from hybridc.calibration.profile import Copies, Kernels, make_profile
+from hybridc.calibration.record import (
+    CALIBRATION,
+    CALL,
+    LAUNCH,
+    Calibration,
+    Code,
+    Kernel,
+    from_json,
+)
+from hybridc.calibration.timing import Timing, measure
+from hybridc.cost_models.measured import Code as MeasuredCode
+from hybridc.cost_models.measured import Measurement
+from hybridc.errors import BundleError, UsageError
+from hybridc.runtime.arrays import make_inputs
+from hybridc.runtime.cuda import load_runtime_library
+from hybridc.runtime.library import load_runtime
+from hybridc.runtime.machine import why_not
+from hybridc.runtime.parts import load_part
+from hybridc.runtime.tensors import HOST, Place, copy, move, synchronize, to_tensor
+from hybridc.runtime.threads import Cores, available_cores, use_threads
+from hybridc.runtime.workers import Workers, cores_of
+
+DEFAULT_SECONDS = 0.5
+"""Time after which a kernel whose figure does not rest is left as it is."""
+
+_COPIES = (2**12, 2**16, 2**20, 2**24, 2**26)
+"""Bytes of the copies that are timed."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Session:
+    """A calibration bundle, opened, and how to measure it."""
+
+    bundle: Bundle
+    calibration: Calibration
+    weights: Mapping[str, Any]
+    limit: float
+    progress: Progress
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's description."""
+        return self.bundle.manifest
+
+    def part(self, name: str) -> PartSpec:
+        """The description of a part."""
+        return next(part for part in self.manifest.parts if part.name == name)
+
+
+def run_calibration(
+    path: Any, limit: float = DEFAULT_SECONDS, progress: Progress = lambda _line: None
+) -> Machine:
+    """Measure all devices of a calibration bundle that this machine has.
+
+    Args:
+        path: The bundle.
+        limit: Seconds for each kernel.
+        progress: Called with a line before each kernel.
+
+    Raises:
+        UsageError: It is no calibration bundle, or this machine has none of its devices.
+        BundleError: It is damaged.
+    """
+    session = _open(path, limit, progress)
+    notes: list[str] = []
+    devices: dict[str, MachineDevice] = {}
+    shares = cores_of(session.manifest.devices, available_cores())
+    passing = None
+    for code in session.calibration.codes:
+        for name in code.devices:
+            spec = session.manifest.device(name)
+            reason = why_not(spec)
+            if reason is not None:
+                notes.append(f"{name}: {reason}")
+                continue
+            _prepare(session, spec)
+            if len(shares) > 1 and passing is None:
+                passing = _passing(shares, limit)
+            cores = shares.get(name, available_cores())
+            with ThreadPoolExecutor(1) as thread:  # a thread of its own, whose cores may be set
+                measured = thread.submit(
+                    _measure_device, session, spec, code, cores, passing, notes
+                )
+                devices[name] = measured.result()
+    if not devices:
+        raise UsageError(f"this machine has none of the bundle's devices: {'; '.join(notes)}")
+    return Machine(SCHEMA, hybridc.__version__, devices, tuple(notes))
+
+
+def _open(path: Any, limit: float, progress: Progress) -> _Session:
+    bundle = open_bundle(path)
+    if CALIBRATION not in {file.path for file in bundle.manifest.files}:
+        raise UsageError(f"{path} is no calibration bundle; make one with hybridc calibrate build")
+    calibration = from_json(bytes(bundle.read(CALIBRATION)), f"{path}: {CALIBRATION}")
+    names = {part.name for part in bundle.manifest.parts}
+    if not names >= {kernel.part for kernel in calibration.kernels}:
+        raise BundleError(f"{path}: {CALIBRATION} names parts that the bundle does not have")
+    arrays = bundle.tensors(bundle.manifest.weights)
+    weights = {name: to_tensor(array) for name, array in arrays.items()}
+    return _Session(bundle, calibration, weights, limit, progress)
+
+
+def _prepare(session: _Session, spec: DeviceSpec) -> None:
+    for library in spec.libraries:
+        load_runtime_library(library)
+    if spec.architecture:
+        load_runtime(session.bundle, spec.architecture)
+
+
+def _measure_device(
+    session: _Session,
+    spec: DeviceSpec,
+    code: Code,
+    cores: Cores,
+    passing: Timing | None,
+    notes: list[str],
+) -> MachineDevice:
+    if spec.architecture:
+        use_threads(len(cores), cores)
+    number = session.calibration.codes.index(code)
+    own = [kernel for kernel in session.calibration.kernels if kernel.code == number]
+    place = HOST
+    timed: list[tuple[Kernel, Timing]] = []
+    waiting = Timing(0.0, 0.0, 0)
+    for index, kernel in enumerate(own):
+        session.progress(f"{spec.name}: kernel {index + 1} of {len(own)}")
+        try:
+            ready = _Ready.load(session, kernel, len(cores))
+            place = ready.place
+            time = measure(ready.run, session.limit)
+            timed.append((kernel, time))
+            if kernel.purpose == LAUNCH and place != HOST:
+                waiting = measure(ready.run_and_wait, session.limit).without(time.seconds)
+        except Exception as error:  # a kernel that does not run is left out, not the rest
+            notes.append(f"{spec.name}: {kernel.part}: {_first_line(error)}")
+    copies = _copies(place, session.limit) if place != HOST else None
+    kernels = _without_calls(timed, waiting, passing)
+    profile, figures = make_profile(spec, cores, kernels, copies)
+    measurements = _measurements(session, code, kernels)
+    return MachineDevice(code.kind, code.specification, cores, profile, figures, measurements)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A kernel that is loaded, with its inputs where it needs them."""
+
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    place: Place
+
+    @classmethod
+    def load(cls, session: _Session, kernel: Kernel, threads: int) -> _Ready:
+        """Load the part of a kernel and make inputs for it."""
+        spec = session.part(kernel.part)
+        part = load_part(session.manifest, spec, session.bundle.read_code, session.weights, threads)
+        function, trailing = part.start()
+        specs = {one.name: one for one in session.manifest.inputs}
+        arrays = make_inputs([specs[name] for name in spec.inputs], {}, 0)
+        tensors = [move(to_tensor(arrays[name]), part.place) for name in spec.inputs]
+        return cls(function, (*tensors, *trailing), part.place)
+
+    def run(self, count: int) -> None:
+        """Run so often, and wait for the device at the end."""
+        function, arguments = self.function, self.arguments
+        for _ in range(count):
+            function(*arguments)
+        synchronize(self.place)
+
+    def run_and_wait(self, count: int) -> None:
+        """Run so often, and wait for the device each time."""
+        for _ in range(count):
+            self.function(*self.arguments)
+            synchronize(self.place)
+
+
+def _without_calls(
+    timed: Sequence[tuple[Kernel, Timing]], waiting: Timing, passing: Timing | None
+) -> Kernels:
+    """Times of kernels by themselves, and of what comes with each call."""
+    call = next((time for kernel, time in timed if kernel.purpose == CALL), None)
+    empty = call.seconds if call else 0.0
+    launch = next(
+        (
+            time.without(empty).share(len(kernel.work.nodes))
+            for kernel, time in timed
+            if kernel.purpose == LAUNCH
+        ),
+        None,
+    )
+    own = [
+        (kernel, time.without(empty, launch.seconds if launch else 1e-9))
+        for kernel, time in timed
+        if kernel.purpose not in (CALL, LAUNCH)
+    ]
+    synchronizing = waiting if waiting.runs else None
+    handoff = call
+    if call is not None and passing is not None:
+        handoff = Timing(call.seconds + passing.seconds, passing.spread, passing.runs)
+    return Kernels(handoff, launch, own, synchronizing)
+
+
+def _measurements(session: _Session, code: Code, kernels: Kernels) -> tuple[Measurement, ...]:
+    made_by = MeasuredCode(code.kind, code.specification, session.calibration.versions)
+    return tuple(
+        Measurement(kernel.work, made_by, time.seconds, time.spread, time.runs)
+        for kernel, time in kernels.own
+    )
+
+
+def _copies(place: Place, limit: float) -> Copies:
+    """Times of copies to a device and back, by size."""
+    there, back = {}, {}
+    for count in _COPIES:
+        host, device = _pair(count, place)
+        there[count] = measure(_copier(host, device, place), limit)
+        back[count] = measure(_copier(device, host, place), limit)
+    return Copies(there, back)
+
+
+def _passing(shares: Mapping[str, Cores], limit: float) -> Timing:
+    """Time until a worker begins what another one handed to it."""
+    workers = Workers(shares, 0)
+    ends = list(shares)[:2]
+    done = threading.Event()
+
+    def hand_on(left: int) -> None:
+        if left:
+            workers.submit(ends[left % 2], (0, 0), lambda: hand_on(left - 1))
+        else:
+            done.set()
+
+    def run(count: int) -> None:
+        done.clear()
+        hand_on(count)
+        done.wait()
+
+    try:
+        return measure(run, limit)
+    finally:
+        workers.close()
+
+
+def _pair(count: int, place: Place) -> tuple[Any, Any]:
+    """Tensors of so many bytes, on the host and at a place."""
+    host = to_tensor(np.zeros(count, np.uint8))
+    return host, move(host, place)
+
+
+def _copier(source: Any, destination: Any, place: Place) -> Callable[[int], None]:
+    def run(count: int) -> None:
+        for _ in range(count):
+            copy(source, destination)
+            synchronize(place)
+
+    return run
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

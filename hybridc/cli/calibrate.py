@@ -1,0 +1,168 @@
+"""``hybridc calibrate build`` and ``hybridc calibrate run``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hybridc.cli.output import format_option, show, table
+
+if TYPE_CHECKING:
+    from hybridc.calibration.build import Report
+    from hybridc.calibration.machine import Machine, MachineDevice
+
+
+@click.group("calibrate")
+def command() -> None:
+    """Measure what kernels, copies and launches cost on a machine.
+
+    A bundle of kernels is built where the compiler is, and run where the devices are. What comes
+    out is a file for --costs and --profile of compile and plan.
+
+    \b
+    Examples:
+      hybridc calibrate build --target llvm --target cuda:sm_90 --model model.onnx -o cal/
+      hybridc calibrate run cal/ -o machine.json
+      hybridc compile model.onnx -o model.hyb --target llvm --target cuda:sm_90 \\
+          --costs machine.json
+    """
+
+
+@command.command("build")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="BUNDLE",
+    help="Where to write: a folder, or one file if the name ends in .hyb.",
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    default=("llvm",),
+    show_default=True,
+    metavar="[NAME=]KIND[:WHAT]",
+    help="A device to measure, as for compile. Repeatable.",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="An ONNX file whose groups are to be measured, on every device that can run them. "
+    "Repeatable.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=DIMENSIONS",
+    help="Sizes of the models' inputs or named dimensions, each a single number. Repeatable.",
+)
+@click.option(
+    "--bind",
+    "bindings",
+    multiple=True,
+    metavar="INPUT=VALUE",
+    help="Bind an input of the models to a value, as for compile. Repeatable.",
+)
+@format_option
+def build(
+    output: Path,
+    targets: tuple[str, ...],
+    models: tuple[Path, ...],
+    shapes: tuple[str, ...],
+    bindings: tuple[str, ...],
+    format_: str,
+) -> None:
+    """Build a bundle of kernels to measure; needs the compiler, and none of the devices."""
+    from hybridc.calibration.build import ModelRequest, build_calibration
+    from hybridc.errors import UsageError
+    from hybridc.frontend.bind import parse_bindings
+    from hybridc.frontend.shapes import parse_shapes
+    from hybridc.targets.registry import parse_targets
+
+    if (shapes or bindings) and not models:
+        raise UsageError("--shape and --bind are about a --model, and none is given")
+    sizes, values = parse_shapes(shapes), parse_bindings(bindings)
+    requests = [ModelRequest(path, sizes, values) for path in models]
+    report = build_calibration(output, parse_targets(targets), requests, _progress())
+    data = {**dataclasses.asdict(report), "output": str(report.output)}
+    show(format_, data, lambda: _build_lines(report))
+
+
+@command.command("run")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Where to write what was measured, as JSON.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="Longest time for a kernel whose figure does not come to rest.",
+)
+@format_option
+def run(bundle: Path, output: Path, seconds: float, format_: str) -> None:
+    """Measure the kernels of BUNDLE on this machine; needs the loader only.
+
+    Each figure is a median over runs until it rests, with the spread that was seen.
+    """
+    from hybridc.calibration.machine import to_json
+    from hybridc.calibration.run import run_calibration
+    from hybridc.errors import UsageError
+
+    machine = run_calibration(bundle, seconds, _progress())
+    try:
+        output.write_text(to_json(machine), "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write what was measured: {error}") from error
+    show(format_, dataclasses.asdict(machine), lambda: _run_lines(output, machine))
+
+
+def _progress() -> Callable[[str], None]:
+    """Prints lines of progress, from any thread; raises an interrupt that native code has lost."""
+    interrupts = click.get_current_context().obj
+
+    def print_line(line: str) -> None:
+        if interrupts:
+            raise KeyboardInterrupt
+        click.echo(line, err=True)
+
+    return print_line
+
+
+def _build_lines(report: Report) -> list[str]:
+    counts = ", ".join(f"{count} for {name}" for name, count in report.kernels.items())
+    notes = (f"left out: {note}" for note in report.notes)
+    return [f"{report.output}: kernels: {counts}", *notes]
+
+
+def _run_lines(output: Path, machine: Machine) -> list[str]:
+    lines = [f"{output}: {len(machine.devices)} device(s)"]
+    for name, device in machine.devices.items():
+        lines += [f"{name}: {device.profile.name}", *_device_lines(device)]
+    return lines + [f"note: {note}" for note in machine.notes]
+
+
+def _device_lines(device: MachineDevice) -> list[str]:
+    rows = [["figure", "value", "source", "confidence", "runs"]]
+    for one in device.figures:
+        numbers = [f"{one.value:.4g}", one.source, f"{one.confidence:.0%}", str(one.runs)]
+        rows.append([one.name, *numbers])
+    spreads = sorted(one.spread for one in device.measurements)
+    middle = f"{spreads[len(spreads) // 2]:.1%}" if spreads else "-"
+    return [*table(rows), f"  {len(spreads)} groups measured, median spread {middle}"]
