@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 from hybridc.passes.editor import Editor, contents, dims_of, static_shape
+from hybridc.passes.infer_shapes import InferShapes
 
 MICROSOFT = "com.microsoft"
 
@@ -20,6 +21,9 @@ FIRST_TO_LAST, LAST_TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 MIN_FILTERS = 8
 """Filters below which a convolution has no integer kernel."""
+
+_ACTIVATIONS = frozenset(("FastGelu", "Gelu", "QuickGelu"))
+"""Operators of one input whose result has its shape."""
 
 _AXES_INPUT = 18
 """Opset from which ReduceMean takes its axes as an input."""
@@ -30,6 +34,8 @@ class ChannelsLast(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Change convolutions; pools only if there are any."""
+        if any(node.op_type == "QLinearConv" for node in model.graph):
+            _complete_shapes(model)
         editor = Editor(model.graph)
         for build in (_convolution, _max_pool, _mean):
             for node in list(model.graph):
@@ -40,6 +46,22 @@ class ChannelsLast(ir.passes.InPlacePass):
         if editor.modified:
             model.graph.opset_imports.setdefault(MICROSOFT, 1)
         return ir.passes.PassResult(model, editor.modified)
+
+
+def _complete_shapes(model: ir.Model) -> None:
+    """Find shapes behind activations of ONNX Runtime's domain, which ONNX's inference stops at."""
+    nodes = [node for node in model.graph if node.op_type in _ACTIVATIONS and node.domain]
+    waiting = [node for node in nodes if node.outputs[0].shape is None]
+    while waiting:
+        known = [node for node in waiting if node.inputs[0] and node.inputs[0].shape is not None]
+        if not known:
+            return
+        for node in known:
+            source, result = node.inputs[0], node.outputs[0]
+            assert source is not None
+            result.shape, result.type = source.shape, source.type
+        InferShapes()(model)
+        waiting = [node for node in waiting if node.outputs[0].shape is None]
 
 
 def _convolution(editor: Editor, node: ir.Node) -> None:

@@ -52,6 +52,9 @@ def expand_math(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Replace calls of the functions above on float32 by arithmetic."""
 
     def expand(call: tvm.ir.Call) -> Any:
+        if getattr(call.op, "name", "") == "tirx.nearbyint":
+            # TVM does not know that this can be vectorized, and LLVM does.
+            return tirx.call_llvm_pure_intrin(call.ty, "llvm.nearbyint", call.args[0])
         rule = _EXPANSIONS.get(getattr(call.op, "name", ""))
         if rule is None or str(call.ty.dtype) != "float32":
             return call
