@@ -12,7 +12,14 @@ from hybridc.cost_models.group_work import describe_group
 from hybridc.cost_models.link import Route
 from hybridc.cost_models.load import load_device
 from hybridc.cost_models.measured import Code
-from hybridc.cost_models.operators import CONVOLUTION, DEPTHWISE, ELEMENTWISE, MOVEMENT, PRODUCT, VIEW
+from hybridc.cost_models.operators import (
+    CONVOLUTION,
+    DEPTHWISE,
+    ELEMENTWISE,
+    MOVEMENT,
+    PRODUCT,
+    VIEW,
+)
 
 from hybridc.bundle.read import open_bundle
 from hybridc.calibration.micro import micro_model
