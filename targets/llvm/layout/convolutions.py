@@ -13,7 +13,11 @@ from typing import Any
 
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_tiling
+from hybridc.targets.llvm.schedules.blocked_tiles import (
+    Geometry,
+    choose_tiling,
+    shared_cycles,
+)
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     blocks_of,
@@ -210,7 +214,7 @@ def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: C
         for vectors in range(1, min(per_group, MAX_VECTORS) + 1)
         if per_group % vectors == 0 or not is_split
     ]
-    return min(choices, key=lambda geometry: blocked_cycles(geometry, cpu))
+    return min(choices, key=lambda g: shared_cycles(g, choose_tiling(g, cpu, True)))
 
 
 @lru_cache(maxsize=4096)

@@ -42,12 +42,16 @@ from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
 from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
-from hybridc.targets.llvm.schedules.splice import replace_nest
+from hybridc.targets.llvm.schedules.splice import replace_nest, without_buffer
+from hybridc.targets.llvm.schedules.statements import int64, prefetch, sequence, serial_loop
 from tvm import tirx
 from tvm.s_tir import Schedule
 
 CACHE_BYTES = 512 * 1024
 """What of the second-level cache one operand may fill."""
+
+LINE_BYTES = 64
+"""A cache line."""
 
 PREFETCH_TILES = 32
 """Tiles that use a panel of weights, up to which the next one is fetched ahead."""
@@ -100,9 +104,12 @@ def _final_block(schedule: Schedule, name: str) -> Any | None:
 def _with_nest(schedule: Schedule, names: list[str], anchor: str, nest: Any) -> Schedule:
     """The schedule with the anchor's loops replaced and those of the final block dropped."""
     function = schedule.mod["main"]
+    result: Any = store_of(schedule.get(schedule.get_sblock(anchor)))
     for name in names:
         if name != anchor:
-            function = replace_nest(function, name, [tirx.Evaluate(0)], ())
+            # The tiles are finished in registers: nothing is left of the convolution's result.
+            function = replace_nest(function, name, [], ())
+            function = without_buffer(function, result.buffer)
     function = replace_nest(function, anchor, [nest], ())
     return Schedule(tvm.IRModule({"main": function}))
 
@@ -121,37 +128,14 @@ def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
     return emitter.nest()
 
 
-def _int(value: int) -> tirx.IntImm:
-    return tirx.IntImm("int64", value)
-
-
-def _loop(extent: Any, body: Callable[[Any], Any], name: str, start: Any = 0) -> Any:
-    """A serial loop; its variable is a constant if there is one iteration."""
-    if isinstance(extent, int) and extent == 1 and isinstance(start, int):
-        return body(_int(start))
-    variable = tirx.Var(name, "int64")
-    first = _int(start) if isinstance(start, int) else start
-    count = _int(extent) if isinstance(extent, int) else extent
-    return tirx.For(variable, first, count, tirx.ForKind.SERIAL, body(variable))
-
-
-def _prefetch(load: Any) -> Any:
-    """A statement that asks for a cache line to be brought into the second-level cache."""
-    read, second_level, data = (tirx.const(value, "int32") for value in (0, 2, 1))
-    call = tirx.op.call_intrin(
-        "void", "tirx.prefetch", tirx.address_of(load), read, second_level, data
-    )
-    return tirx.Evaluate(call)
-
-
-def _sequence(statements: Sequence[Any]) -> Any:
-    return tirx.SeqStmt(list(statements)) if len(statements) > 1 else statements[0]
-
-
 @dataclass
 class _Tile:
-    """One register tile: where it is, and its accumulators by (row, column, vector)."""
+    """One register tile: where it is, and its accumulators by (row, column, vector).
 
+    Its number counts the tiles of one panel.
+    """
+
+    number: Any
     row: Any
     column: Any
     height: int
@@ -189,9 +173,12 @@ class _Emitter:
         Where few tiles use a panel, its first use waits for memory otherwise. Fetching behind the
         last panel does no harm.
         """
-        tiles = -(-self.tiling.columns // self.tiling.tile_columns)
-        tiles *= -(-self.tiling.rows // self.tiling.tile_rows)
-        return tiles <= PREFETCH_TILES and not self._rows_outside()
+        return self._tiles() <= PREFETCH_TILES and not self._rows_outside()
+
+    def _tiles(self) -> int:
+        """Number of register tiles of one panel."""
+        t = self.tiling
+        return -(-t.columns // t.tile_columns) * -(-t.rows // t.tile_rows)
 
     def nest(self) -> Any:
         """The whole loop nest: images, panels and rows outside, tiles inside."""
@@ -206,17 +193,17 @@ class _Emitter:
         rest: Any = task
         for name in reversed(order):
             size = sizes[name]
-            places[name] = tirx.floormod(rest, _int(size)) if size > 1 else _int(0)
-            rest = tirx.floordiv(rest, _int(size)) if size > 1 else rest
+            places[name] = tirx.floormod(rest, int64(size)) if size > 1 else int64(0)
+            rest = tirx.floordiv(rest, int64(size)) if size > 1 else rest
         if total == 1:
-            return self._task(_int(0), _int(0), _int(0))
+            return self._task(int64(0), int64(0), int64(0))
         bound = {name: tirx.Var(name, "int64") for name in order}
         body = self._task(bound["image"], bound["panel"], bound["row"])
         binds = [tirx.Bind(bound[name], places[name]) for name in order]
         work = total * self.tiling.columns * self.geometry.steps * self.geometry.vectors
         parallel = work * self.geometry.lanes >= PARALLEL_WORK
         kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
-        return tirx.For(task, _int(0), _int(total), kind, _sequence([*binds, body]))
+        return tirx.For(task, int64(0), int64(total), kind, sequence([*binds, body]))
 
     def _rows_outside(self) -> bool:
         """Whether a row's inputs are used for all panels before the next row's are touched."""
@@ -233,27 +220,33 @@ class _Emitter:
             horizontal = type(horizontal)(t.columns, t.columns, 1, 1, 1, 0)
         across = runs(horizontal, t.tile_columns)
         if t.tile_rows == 1:
-            return _sequence([self._run(image, panel, row, 1, None, right) for right in across])
-        parts = []
+            return self._row(image, panel, row, across)
+        (right,) = across
+        parts, before = [], 0
         for down in runs(g.vertical, t.tile_rows):
-            (right,) = across
 
-            def body(index: Any, down: Run = down, right: Run = right) -> Any:
+            def body(index: Any, down: Run = down, before: int = before) -> Any:
                 start = index * down.size + down.start
-                return self._run(image, panel, start, down.size, down.pattern, right)
+                place = (before + index, start, int64(0), down.size, right.size)
+                return self._tile(image, panel, _Tile(*place, down.pattern, right.pattern))
 
-            parts.append(_loop(down.count, body, "rows"))
-        return _sequence(parts)
+            parts.append(serial_loop(down.count, body, "rows"))
+            before += down.count
+        return sequence(parts)
 
-    def _run(
-        self, image: Any, panel: Any, row: Any, height: int, down: Pattern | None, right: Run
-    ) -> Any:
-        def body(index: Any) -> Any:
-            column = index * right.size + right.start
-            tile = _Tile(row, column, height, right.size, down, right.pattern)
-            return self._tile(image, panel, tile)
+    def _row(self, image: Any, panel: Any, row: Any, across: Sequence[Run]) -> Any:
+        """The tiles of one row."""
+        parts, before = [], row * sum(right.count for right in across)
+        for right in across:
 
-        return _loop(right.count, body, "tile")
+            def body(index: Any, right: Run = right, before: Any = before) -> Any:
+                column = index * right.size + right.start
+                place = (before + index, row, column, 1, right.size)
+                return self._tile(image, panel, _Tile(*place, None, right.pattern))
+
+            parts.append(serial_loop(right.count, body, "tile"))
+            before = before + right.count
+        return sequence(parts)
 
     def _tile(self, image: Any, panel: Any, tile: _Tile) -> Any:
         """Set the accumulators to zero, reduce, finish."""
@@ -275,11 +268,11 @@ class _Emitter:
             if v >= g.blocks - (g.panels - 1) * g.vectors:
                 store = tirx.IfThenElse(block < g.blocks, store, None)
             statements.append(store)
-        return _sequence(statements)
+        return sequence(statements)
 
     def _pixel(self, row: Any, column: Any) -> tuple[Any, Any]:
         if self.is_folded:
-            return _int(0), row * self.tiling.columns + column
+            return int64(0), row * self.tiling.columns + column
         return row, column
 
     def _place(self, first: Any, second: Any, row: Any, column: Any, *rest: Any) -> list[Any]:
@@ -290,20 +283,21 @@ class _Emitter:
         return tirx.BufferStore(buffer, value, [self._lanes(0)])
 
     def _lanes(self, base: Any) -> Any:
-        first = _int(base) if isinstance(base, int) else base
-        return tirx.Ramp(first, _int(1), self.geometry.lanes)
+        first = int64(base) if isinstance(base, int) else base
+        return tirx.Ramp(first, int64(1), self.geometry.lanes)
 
     def _reduction(self, image: Any, panel: Any, tile: _Tile) -> list[Any]:
         """The loops over input channels and kernel positions around the multiply-adds.
 
-        Kernel columns are loops of their own around the channels. Were they side by side, LLVM
-        would keep the scalars that they share in registers, of which there are not enough.
+        Kernel columns are loops of their own around the channels; at borders, where each needs
+        code of its own, they are outermost. Were they side by side, LLVM would keep the scalars
+        that they share in registers, of which there are not enough.
         """
         g = self.geometry
         if g.depthwise:
             return [self._kernel_rows(tile, lambda tap: self._depthwise(image, panel, tile, tap))]
         if g.mixes_groups:
-            return [self._mixed_reduction(image, panel, tile)]
+            return self._mixed_reduction(image, panel, tile)
         first = self._first_block(panel)
 
         def products(block: Any, lane: Any, tap: Any, column: Any) -> Any:
@@ -315,25 +309,34 @@ class _Emitter:
         inside = min(g.source_lanes, g.channels)
         whole, rest = divmod(g.channels, inside)
 
-        def blocks(start: int, count: int, lanes: int) -> Any:
+        def blocks(start: int, count: int, lanes: int) -> list[Any]:
             def position(block: Any, tap: Any, column: Any) -> Any:
-                return _loop(lanes, lambda lane: products(block, lane, tap, column), "channel")
+                loop = serial_loop(
+                    lanes, lambda lane: products(block, lane, tap, column), "channel"
+                )
+                return sequence([*self._fetch(panel, block, tap, column, lanes, tile), loop])
 
-            def taps(block: Any, tap: Any) -> Any:
-                columns = self._kernel_columns(tile, tap, lambda c: position(block, tap, c))
-                return _sequence(columns) if columns else tirx.Evaluate(0)
+            def nest(body: Callable[[Any, Any], Any]) -> Any:
+                def rows(block: Any) -> Any:
+                    return self._kernel_rows(tile, lambda tap: body(block, tap))
 
-            return _loop(
-                count, lambda b: self._kernel_rows(tile, lambda tap: taps(b, tap)), "block", start
-            )
+                return serial_loop(count, rows, "block", start)
 
-        found = [blocks(0, whole, inside)] if whole else []
-        return [*found, blocks(whole, 1, rest)] if rest else found
+            if all(map(all, tile.right)):
 
-    def _mixed_reduction(self, image: Any, panel: Any, tile: _Tile) -> Any:
+                def columns(block: Any, tap: Any) -> Any:
+                    return sequence(self._kernel_columns(tile, lambda c: position(block, tap, c)))
+
+                return [nest(columns)]
+            return self._kernel_columns(tile, lambda c: nest(lambda b, t: position(b, t, c)))
+
+        found = blocks(0, whole, inside) if whole else []
+        return [*found, *blocks(whole, 1, rest)] if rest else found
+
+    def _mixed_reduction(self, image: Any, panel: Any, tile: _Tile) -> list[Any]:
         """All input channels of the groups to which a panel's filters belong."""
         g = self.geometry
-        width, last = g.vectors * g.lanes, _int(g.groups - 1)
+        width, last = g.vectors * g.lanes, int64(g.groups - 1)
         low, high = (
             tirx.min(tirx.floordiv(panel * width + offset, g.group_filters), last)
             for offset in (0, width - 1)
@@ -343,55 +346,73 @@ class _Emitter:
             channel = low * g.channels + index
             block, lane = (f(channel, g.source_lanes) for f in (tirx.floordiv, tirx.floormod))
             source = (image, channel) if g.source_lanes == 1 else (image, block, lane)
-            return self._products(source, [panel, index, tap, column, _int(0)], tile)
+            return self._products(source, [panel, index, tap, column, int64(0)], tile)
 
-        def taps(tap: Any) -> Any:
-            count = (high - low + 1) * g.channels
-            columns = self._kernel_columns(
-                tile, tap, lambda c: _loop(count, lambda i: products(i, tap, c), "channel")
+        count = (high - low + 1) * g.channels
+
+        def taps(column: Any) -> Any:
+            return self._kernel_rows(
+                tile, lambda tap: serial_loop(count, lambda i: products(i, tap, column), "channel")
             )
-            return _sequence(columns) if columns else tirx.Evaluate(0)
 
-        return self._kernel_rows(tile, taps)
+        return self._kernel_columns(tile, taps)
+
+    def _fetch(
+        self, panel: Any, block: Any, tap: Any, column: Any, lanes: int, tile: _Tile
+    ) -> list[Any]:
+        """Prefetches of the tile's share of the next panel's weights at one kernel position."""
+        if not self.prefetches:
+            return []
+        g = self.geometry
+        elements = LINE_BYTES // (tvm.DataType(self.dtype).bits // 8)
+        share = -(-lanes * g.vectors * g.lanes // (elements * self._tiles()))
+
+        def line(index: Any) -> Any:
+            at = (tile.number * share + index) * elements
+            return prefetch(
+                tirx.BufferLoad(self.weight, [panel + 1, block, tap, column, int64(0), at])
+            )
+
+        return [serial_loop(share, line, "line")]
 
     def _plain_reduction(self, tile: _Tile, products: Callable[..., Any]) -> list[Any]:
         """Few channels of a plain input: the kernel rows are innermost."""
 
         def column(at: Any) -> Any:
             def channel(lane: Any) -> Any:
-                return self._kernel_rows(tile, lambda tap: products(_int(0), lane, tap, at))
+                return self._kernel_rows(tile, lambda tap: products(int64(0), lane, tap, at))
 
-            return _loop(self.geometry.channels, channel, "channel")
+            return serial_loop(self.geometry.channels, channel, "channel")
 
-        return self._kernel_columns(tile, None, column)
+        return self._kernel_columns(tile, column)
 
-    def _kernel_columns(self, tile: _Tile, tap: Any, body: Callable[[Any], Any]) -> list[Any]:
+    def _kernel_columns(self, tile: _Tile, body: Callable[[Any], Any]) -> list[Any]:
         """Statements for the kernel columns: one loop where all pixels read an input."""
         if all(map(all, tile.right)):
-            return [_loop(self.geometry.kernel_columns, body, "column")]
+            return [serial_loop(self.geometry.kernel_columns, body, "column")]
         columns = [c for c, reads in enumerate(tile.right) if any(reads)]
-        return [body(_int(c)) for c in columns]
+        return [body(int64(c)) for c in columns]
 
     def _first_block(self, panel: Any) -> Any:
         """Number of the input block, or of the plain channel, where a panel's group begins."""
         g = self.geometry
         if g.groups == 1:
-            return _int(0)
+            return int64(0)
         per_group = g.blocks // g.groups // g.vectors
-        return tirx.floordiv(panel, _int(per_group)) * (g.channels // g.source_lanes)
+        return tirx.floordiv(panel, int64(per_group)) * (g.channels // g.source_lanes)
 
     def _kernel_rows(self, tile: _Tile, body: Callable[[Any], Any]) -> Any:
         """The loop over kernel rows: those that meet the input, known now or at run time."""
         axis = self.geometry.vertical
         if tile.down is not None:
             taps = [tap for tap in range(axis.taps) if any(tile.down[tap])]
-            return _sequence([body(_int(tap)) for tap in taps]) if taps else tirx.Evaluate(0)
+            return sequence([body(int64(tap)) for tap in taps]) if taps else tirx.Evaluate(0)
         if not axis.is_clipped:
-            return _loop(axis.taps, body, "tap")
+            return serial_loop(axis.taps, body, "tap")
         at = tile.row * axis.step - axis.before
-        reach = _int(axis.reach)
-        low = tirx.max(tirx.floordiv(reach - 1 - at, reach), _int(0))
-        high = tirx.min(tirx.floordiv(_int(axis.inputs - 1) - at, reach) + 1, _int(axis.taps))
+        reach = int64(axis.reach)
+        low = tirx.max(tirx.floordiv(reach - 1 - at, reach), int64(0))
+        high = tirx.min(tirx.floordiv(int64(axis.inputs - 1) - at, reach) + 1, int64(axis.taps))
         variable = tirx.Var("tap", "int64")
         return tirx.For(variable, low, high - low, tirx.ForKind.SERIAL, body(variable))
 
@@ -429,34 +450,29 @@ class _Emitter:
             )
             for v in range(g.vectors)
         ]
-        if self.prefetches:
-            panel, *rest = factor
-            for v in range(g.vectors):
-                at = tirx.BufferLoad(self.weight, [panel + 1, *rest, _int(v * g.lanes)])
-                statements.append(_prefetch(at))
         for y, x, row, column in self._places(tile, factor[2], factor[3]):
             at = self._place(*source[:2], row, column, *source[2:])
             scalar = self._bind(tirx.BufferLoad(self.data, at), statements)
             for v, vector in enumerate(vectors):
                 product = tirx.Broadcast(scalar, g.lanes) * vector
                 statements.append(self._add(tile.accumulators[y, x, v], product))
-        return _sequence(statements)
+        return sequence(statements)
 
     def _depthwise(self, image: Any, panel: Any, tile: _Tile, tap: Any) -> Any:
         """Multiply-adds for one row of the kernel of a depthwise convolution."""
         statements: list[Any] = []
         lanes = self._lanes(0)
         for column in range(self.geometry.kernel_columns):
-            places = self._places(tile, tap, _int(column))
+            places = self._places(tile, tap, int64(column))
             if not places:
                 continue
-            at = [panel, tap, _int(column), lanes]
+            at = [panel, tap, int64(column), lanes]
             vector = self._bind(tirx.BufferLoad(self.weight, at), statements)
             for y, x, row, at_column in places:
                 place = self._place(image, panel, row, at_column, lanes)
                 load = tirx.BufferLoad(self.data, place)
                 statements.append(self._add(tile.accumulators[y, x, 0], load * vector))
-        return _sequence(statements) if statements else tirx.Evaluate(0)
+        return sequence(statements) if statements else tirx.Evaluate(0)
 
     def _bind(self, value: Any, statements: list[Any]) -> Any:
         variable = tirx.Var("value", value.ty)

@@ -221,8 +221,24 @@ class Tiling:
     cycles: float
 
 
+def tasks_of(geometry: Geometry, tiling: Tiling) -> int:
+    """Number of pieces that threads may share; tiles of several rows stay together."""
+    rows = tiling.rows if tiling.tile_rows == 1 else 1
+    return geometry.batch * geometry.panels * rows
+
+
+def shared_cycles(geometry: Geometry, tiling: Tiling) -> float:
+    """Estimated cycles of the whole convolution, the mean of one thread's and of twice a half's.
+
+    What two threads cannot share evenly counts as much as work.
+    """
+    tasks = tasks_of(geometry, tiling)
+    halves = 2 * -(-tasks // 2)
+    return geometry.batch * geometry.panels * tiling.cycles * (1 + halves / tasks) / 2
+
+
 def choose_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Tiling:
-    """The tiling that needs the fewest cycles by :func:`_cycles`."""
+    """The tiling that needs the fewest cycles by :func:`shared_cycles`."""
     planes = [(geometry.rows, geometry.columns)]
     if geometry.is_pointwise and may_fold:
         pixels = geometry.rows * geometry.columns
@@ -233,14 +249,14 @@ def choose_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Tiling:
         for height, width in _tiles(geometry, cpu, rows, columns)
     ]
     # Of equal ones, the plane with most rows: rows are what threads share.
-    return min(candidates, key=lambda tiling: (tiling.cycles, tiling.columns))
+    return min(candidates, key=lambda t: (shared_cycles(geometry, t), t.columns))
 
 
 def _tiles(geometry: Geometry, cpu: Cpu, rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """Sizes of register tiles that fit; several rows only where a tile spans whole rows."""
     is_unrolled = geometry.depthwise or geometry.horizontal.is_clipped
     taps = geometry.kernel_columns if is_unrolled else 1
-    limit = max((cpu.vector_registers - 1) // geometry.vectors - 1, 1)
+    limit = max(cpu.free_registers(geometry.vectors), 1)
     if geometry.depthwise:
         limit = min(limit, 14)
     for width in range(1, min(columns, limit) + 1):

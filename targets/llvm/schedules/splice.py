@@ -59,14 +59,28 @@ def replace_nest(
     if len(chosen) != 1 or len(collect(parts[chosen[0]], SBlock)) != 1:
         raise Misfit(f"no loop nest of its own for {name}")
     parts[chosen[0] : chosen[0] + 1] = nests
+    body = tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+    return _with_root(function, body, [*root.alloc_buffers, *buffers])
+
+
+def without_buffer(function: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:
+    """The function without an intermediate buffer that need not exist, for it is not used."""
+    root = function.body.block
+    kept = [other for other in root.alloc_buffers if not other.same_as(buffer)]
+    return _with_root(function, root.body, kept)
+
+
+def _with_root(function: tirx.PrimFunc, body: Any, buffers: Sequence[Any]) -> tirx.PrimFunc:
+    """The function with another body and other buffers in its root block."""
+    root = function.body.block
     new_root = SBlock(
         root.iter_vars,
         root.reads,
         root.writes,
         root.name_hint,
-        tirx.SeqStmt(parts) if len(parts) > 1 else parts[0],
+        body,
         root.init,
-        [*root.alloc_buffers, *buffers],
+        buffers,
         root.match_buffers,
         root.annotations,
     )

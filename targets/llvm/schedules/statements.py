@@ -1,0 +1,37 @@
+"""Statements of tensor programs that are written out rather than made by schedule primitives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+
+
+def int64(value: int) -> tirx.IntImm:
+    """An index."""
+    return tirx.IntImm("int64", value)
+
+
+def serial_loop(extent: Any, body: Callable[[Any], Any], name: str, start: Any = 0) -> Any:
+    """A serial loop; its variable is a constant if there is one iteration."""
+    if isinstance(extent, int) and extent == 1 and isinstance(start, int):
+        return body(int64(start))
+    variable = tirx.Var(name, "int64")
+    first = int64(start) if isinstance(start, int) else start
+    count = int64(extent) if isinstance(extent, int) else extent
+    return tirx.For(variable, first, count, tirx.ForKind.SERIAL, body(variable))
+
+
+def prefetch(load: Any) -> Any:
+    """A statement that asks for a cache line to be brought into the second-level cache."""
+    read, second_level, data = (tirx.const(value, "int32") for value in (0, 2, 1))
+    call = tirx.op.call_intrin(
+        "void", "tirx.prefetch", tirx.address_of(load), read, second_level, data
+    )
+    return tirx.Evaluate(call)
+
+
+def sequence(statements: Sequence[Any]) -> Any:
+    """Statements one after the other; at least one."""
+    return tirx.SeqStmt(list(statements)) if len(statements) > 1 else statements[0]
