@@ -1,5 +1,6 @@
-"""Random problems small enough to try every placement."""
+"""Random problems: small enough to try every placement, and large ones."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -98,3 +99,28 @@ def placements(problem):
 def brute_force(problem):
     """The least objective of all placements; infinite if none keeps the limits."""
     return min(objective(problem, placement) for placement in placements(problem))
+
+
+def make_large(groups, devices, seed=0):
+    """A deep network of short branches, as real models are, over devices with a memory each."""
+    source = random.Random(seed)
+    readers = {g: set() for g in range(groups)}
+    for group in range(1, groups):
+        for _ in range(source.choice((1, 1, 1, 2))):
+            readers[max(0, group - source.choice((1, 1, 1, 2, 4)))].add(group)
+    tensors = [
+        Tensor(f"t{g}", source.randint(0, 7), g, tuple(sorted(r)), not r)
+        for g, r in readers.items()
+    ]
+    prices = tuple(tuple(source.uniform(0, 7) for _ in range(devices)) for _ in range(groups))
+    places = tuple(range(devices))
+    figure = Figure(prices, make_ways(places, random.Random(1)))
+    return dataclasses.replace(
+        make_problem(seed, devices, 2),
+        places=places,
+        groups=tuple(map(str, range(groups))),
+        tensors=(*tensors, Tensor("x", 3, HOST, (0,))),
+        allowed=(frozenset(range(devices)),) * groups,
+        figures={SECONDS: figure},
+        weights=(1,) * groups,
+    )

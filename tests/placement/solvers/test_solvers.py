@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +26,13 @@ from hybridc.placement.solvers.greedy import Greedy
 from hybridc.placement.solvers.integer_program import IntegerProgram
 from hybridc.placement.solvers.local_search import LocalSearch, simple_bound
 from hybridc.placement.solvers.minimum_cut import MinimumCut, cut_between
-from tests.placement.solvers.problems import brute_force, make_problem, placements, problems
+from tests.placement.solvers.problems import (
+    brute_force,
+    make_large,
+    make_problem,
+    placements,
+    problems,
+)
 
 SUMS = ("latency", "energy", "cost")
 
@@ -194,35 +199,3 @@ def test_ten_thousand_groups_on_four_devices():
     problem = make_large(10_000, 4)
     found = solve(problem, 600)
     assert found.bound >= objective(problem, found.placement) * 0.95
-
-
-def make_large(groups, devices, seed=0):
-    """A deep network of short branches, as real models are."""
-    source = random.Random(seed)
-    small = make_problem(seed, devices, 2)
-    readers = {g: set() for g in range(groups)}
-    for group in range(1, groups):
-        for _ in range(source.choice((1, 1, 1, 2))):
-            readers[max(0, group - source.choice((1, 1, 1, 2, 4)))].add(group)
-    tensor = type(small.tensors[0])
-    tensors = [
-        tensor(f"t{g}", source.randint(0, 7), g, tuple(sorted(r)), not r)
-        for g, r in readers.items()
-    ]
-    prices = tuple(tuple(source.uniform(0, 7) for _ in range(devices)) for _ in range(groups))
-    figure = dataclasses.replace(small.figures[SECONDS], groups=prices)
-    return dataclasses.replace(
-        small,
-        places=tuple(range(devices)),
-        groups=tuple(map(str, range(groups))),
-        tensors=(*tensors, tensor("x", 3, -1, (0,))),
-        allowed=(frozenset(range(devices)),) * groups,
-        figures={SECONDS: dataclasses.replace(figure, ways=ways(devices))},
-        weights=(1,) * groups,
-    )
-
-
-def ways(devices):
-    from tests.placement.solvers.problems import make_ways
-
-    return make_ways(tuple(range(devices)), random.Random(1))
