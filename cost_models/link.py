@@ -42,7 +42,8 @@ class Route:
 def parse_links(options: Sequence[str], devices: Sequence[str]) -> dict[tuple[str, str], Route]:
     """Routes by source and destination, out of ``--link A-B=20gbit,5us[/10gbit,8us]`` options.
 
-    What follows a slash is the way back; without it both ways are the same.
+    What follows a slash is the way back; without it both ways are the same. ``B=...`` is the link
+    of a device to the first.
 
     Raises:
         UsageError: An option cannot be read, or names a device that is not there.
@@ -58,7 +59,9 @@ def parse_links(options: Sequence[str], devices: Sequence[str]) -> dict[tuple[st
 
 
 def _devices(option: str, pair: str, devices: Sequence[str]) -> tuple[str, str]:
-    """The two names of a pair; names may have hyphens in them."""
+    """The two names of a pair, which may have hyphens in them; one alone is linked to the first."""
+    if pair in devices[1:]:
+        return devices[0], pair
     for position, letter in enumerate(pair):
         first, second = pair[:position], pair[position + 1 :]
         if letter == "-" and first in devices and second in devices and first != second:

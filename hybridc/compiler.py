@@ -8,6 +8,7 @@ destination and moved there only when it has passed its own check.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -40,6 +41,7 @@ from hybridc.placement.problem import LATENCY
 from hybridc.placement.rules import Rules, RuleTexts
 from hybridc.placement.solvers.choose import DEFAULT_SECONDS
 from hybridc.reference import Sample, run_reference
+from hybridc.remote.audit import audit
 from hybridc.runtime.arrays import make_inputs, read_arrays
 from hybridc.runtime.loader import Model
 from hybridc.runtime.machine import why_not
@@ -64,6 +66,7 @@ class Options:
         objective: What the placement minimizes.
         solve_seconds: Time for the placement's solver.
         fixed: Device of each node by name, out of an edited plan.
+        remote: Name of the device that is on a server, if one is.
         texts: The options ``--shape`` and ``--bind`` as they were given, for the plan.
         rule_texts: The rules as they were given, for the plan.
         samples: Files with inputs for the check; seeded inputs are made if there are none.
@@ -82,6 +85,7 @@ class Options:
     objective: str = LATENCY
     solve_seconds: float = DEFAULT_SECONDS
     fixed: Mapping[str, str] | None = None
+    remote: str | None = None
     texts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     rule_texts: RuleTexts = field(default_factory=RuleTexts)
     samples: tuple[Path, ...] = ()
@@ -126,10 +130,10 @@ def compile_model(
         try:
             manifest = describe(built)
             progress("[5/6] computing the reference")
-            samples = list(_samples(model, built, manifest, options))
+            samples = list(make_samples(model, built, manifest, options))
             manifest = write_bundle(folder, built, manifest, samples)
             progress("[6/6] checking the bundle in a fresh process")
-            more_notes, errors = _check(folder, manifest, options)
+            more_notes, errors = check_bundle(folder, manifest, options)
             publish(folder, output)
         except OSError as error:
             raise storage_error(error, output) from error
@@ -148,9 +152,10 @@ def build(
     progress(f"[4/6] building {len(parts)} part{'s' * (len(parts) != 1)}")
     pool = WeightPool()
     built_parts = tuple(_build_parts(placed, pool))
-    _keep_memory(built_parts, options.rules)
+    keep_memory(built_parts, options.rules)
     specs = {
-        value: _spec(value, source.types) for value in (*model_inputs(model), *model.graph.outputs)
+        value: spec_of(value, source.types)
+        for value in (*model_inputs(model), *model.graph.outputs)
     }
     built = Built(
         source,
@@ -192,7 +197,22 @@ def plan_model(
     progress(f"[2/6] simplifying {len(source.model.graph)} nodes")
     model, notes = run_passes(source.model, default_table().lowers, options.isolate)
     progress(f"[3/6] placing {len(model.graph)} nodes")
-    request = Request(
+    request = make_request(options, dimensions)
+    placed = place_and_lower(model.graph, request, options.fallback, dimensions)
+    if placed.refusals:
+        progress(f"      {len(placed.refusals)} of them are left to ONNX Runtime")
+    origin = Origin(source.path.name, source.sha256, *options.texts, options.rule_texts)
+    plan = describe_plan(placed.decision, request, origin)
+    if options.remote is not None:
+        sizes = {tensor.name: tensor.bytes for tensor in plan.tensors}
+        crossings = audit(model.graph, placed.plan, options.rules, options.remote, sizes)
+        plan = dataclasses.replace(plan, audit=crossings)
+    return model, placed, plan, Prepared(bound, dimensions, tuple(notes))
+
+
+def make_request(options: Options, dimensions: Mapping[str, Range]) -> Request:
+    """What a placement is asked for, by a compile's options."""
+    return Request(
         options.devices,
         options.rules,
         options.hardware,
@@ -200,13 +220,8 @@ def plan_model(
         options.solve_seconds,
         {name: size.high for name, size in dimensions.items()},
         options.fixed,
+        options.remote,
     )
-    placed = place_and_lower(model.graph, request, options.fallback, dimensions)
-    if placed.refusals:
-        progress(f"      {len(placed.refusals)} of them are left to ONNX Runtime")
-    origin = Origin(source.path.name, source.sha256, *options.texts, options.rule_texts)
-    plan = describe_plan(placed.decision, request, origin)
-    return model, placed, plan, Prepared(bound, dimensions, tuple(notes))
 
 
 def _build_parts(placed: Placed, pool: WeightPool) -> Iterator[BuiltPart]:
@@ -217,7 +232,7 @@ def _build_parts(placed: Placed, pool: WeightPool) -> Iterator[BuiltPart]:
         yield BuiltPart(part, artifact, names)
 
 
-def _keep_memory(parts: Sequence[BuiltPart], rules: Rules) -> None:
+def keep_memory(parts: Sequence[BuiltPart], rules: Rules) -> None:
     """Hold the built code to the limits on memory: its weights and its intermediate tensors."""
     for rule in rules.limits:
         own = [item for item in parts if item.part.device.name == rule.device]
@@ -235,7 +250,8 @@ def _weights(item: BuiltPart) -> Iterator[tuple[str, Array]]:
     return zip(item.weights, item.artifact.weights.values(), strict=True)
 
 
-def _spec(value: ir.Value, types: Mapping[str, str]) -> TensorSpec:
+def spec_of(value: ir.Value, types: Mapping[str, str]) -> TensorSpec:
+    """Name, type and shape of a value; ``types`` has the text of what is no tensor."""
     name = str(value.name)
     text = types.get(name, "")
     if text and not text.startswith("tensor("):
@@ -256,12 +272,14 @@ def load_built(built: Built) -> Model:
     """Load a model that was compiled in memory, in this process, without writing a bundle."""
     manifest = describe(built)
     weights = {name: to_tensor(array) for name, array in built.weights.items()}
-    files = part_files(built, manifest)
+    files = part_files(built)
     parts = [load_part(manifest, spec, files.__getitem__, weights) for spec in manifest.parts]
     return Model(manifest, parts)
 
 
-def _samples(model: Path, built: Built, manifest: Manifest, options: Options) -> Iterator[Sample]:
+def make_samples(
+    model: Path, built: Built, manifest: Manifest, options: Options
+) -> Iterator[Sample]:
     """Reference results for the samples given, or for seeded ones at the ends of the ranges."""
     if not options.verify or _incomparable(manifest):
         return
@@ -277,10 +295,16 @@ def _samples(model: Path, built: Built, manifest: Manifest, options: Options) ->
         yield run_reference(model, inputs, built.bound, operators)
 
 
-def _check(
-    folder: Path, manifest: Manifest, options: Options
+def check_bundle(
+    folder: Path, manifest: Manifest, options: Options, repository: Path | None = None
 ) -> tuple[list[str], tuple[Mapping[str, Any], ...]]:
     """Run the finished bundle in a process that has only the loader.
+
+    Args:
+        folder: The bundle.
+        manifest: Its description.
+        options: What was asked for.
+        repository: The model repository that its plans with a server are run with.
 
     Raises:
         AccuracyError: An output differs from the reference by more than the tolerance.
@@ -291,7 +315,7 @@ def _check(
         reason = why_not(device)
         if reason:
             return [f"the bundle was not run: {device.name}: {reason}"], ()
-    answer = _run_loader(folder)
+    answer = _run_loader(folder, repository)
     if "fault" in answer:
         raise BundleError(f"the bundle does not load: {answer['fault']}")
     loose = _incomparable(manifest)
@@ -308,8 +332,10 @@ def _incomparable(manifest: Manifest) -> list[TensorSpec]:
     return [spec for spec in (*manifest.inputs, *manifest.outputs) if not spec.is_tensor]
 
 
-def _run_loader(folder: Path) -> dict[str, Any]:
+def _run_loader(folder: Path, repository: Path | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "hybridc.runtime", str(folder)]
+    if repository is not None:
+        command.append(str(repository))
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # import nothing from the user's folder
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     try:

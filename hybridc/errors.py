@@ -76,7 +76,7 @@ class DeviceError(UserError):
     exit_code: ClassVar[int] = 7
 
 
-class RemoteError(UserError):
-    """The other end of a hybrid bundle cannot be reached or is of another build."""
+class RemoteMissing(UserError):
+    """The other end of a hybrid bundle cannot be reached, refuses, or is of another build."""
 
     exit_code: ClassVar[int] = 8

@@ -61,7 +61,7 @@ class Built:
         bound: Values of inputs that were bound at compile time.
         dimensions: Range of each dynamic dimension.
         tolerance: Largest error relative to an output's scale.
-        plan: Where the groups run and why.
+        plan: Where the groups run and why; ``None`` to write none.
     """
 
     source: Source
@@ -73,7 +73,7 @@ class Built:
     bound: Mapping[str, Array]
     dimensions: Mapping[str, Range]
     tolerance: float
-    plan: PlanFile
+    plan: PlanFile | None
 
 
 @dataclass
@@ -174,10 +174,11 @@ def runtime_names(architecture: str, parts: Sequence[BuiltPart]) -> tuple[str, .
     return tuple(f"lib/{architecture}/lib{stem}.so" for stem in stems)
 
 
-def part_files(built: Built, manifest: Manifest) -> dict[str, bytes]:
+def part_files(built: Built) -> dict[str, bytes]:
     """The parts' libraries by their path in the bundle."""
     files: dict[str, bytes] = {}
-    for item, spec in zip(built.parts, manifest.parts, strict=True):
+    for item in built.parts:
+        spec = part_spec(item)
         files[spec.library] = item.artifact.library
         files.update(zip(spec.companions, item.artifact.companions.values(), strict=True))
     return files
@@ -188,11 +189,12 @@ def write_bundle(
 ) -> Manifest:
     """Write all files of a bundle into a folder; returns the manifest as written."""
     writer = BundleWriter(folder)
-    for name, data in part_files(built, manifest).items():
+    for name, data in part_files(built).items():
         writer.put(name, [data])
     writer.put(WEIGHTS, encode(built.weights))
-    plan = dataclasses.replace(built.plan, bindings=())  # they may name files of this machine
-    writer.put(PLAN, [plan_to_json(plan).encode()])
+    if built.plan is not None:
+        plan = dataclasses.replace(built.plan, bindings=())  # they may name files of this machine
+        writer.put(PLAN, [plan_to_json(plan).encode()])
     write_runtime(writer, manifest, built.placed.plan)
     for name in ("LICENSE", "NOTICE"):
         writer.put(name, [_license_text(name)])

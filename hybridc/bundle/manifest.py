@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridc.errors import BundleError
 
-SCHEMA = (1, 3)
+SCHEMA = (1, 4)
 MANIFEST = "manifest.json"
 
 STRING = "string"
@@ -100,6 +100,25 @@ class FallbackSpec:
 
 
 @dataclass(frozen=True)
+class RemoteSpec:
+    """The other end of a part that a server runs: a model of the Open Inference Protocol.
+
+    Attributes:
+        model: Name of the model on the server.
+        version: Its version there.
+        build: Digest of the server's bundle.
+        inputs: The tensors that are sent, in order.
+        outputs: The tensors that come back, in order.
+    """
+
+    model: str
+    version: str
+    build: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
 class PartSpec:
     """One part: a piece of the model compiled to one library for one device.
 
@@ -113,6 +132,7 @@ class PartSpec:
         nodes: ONNX names of the nodes it runs.
         memory_bytes: Planned peak of its intermediate tensors.
         companions: Paths of other libraries that its library needs.
+        remote: Who runs it instead, if a server does; then it has no library.
     """
 
     name: str
@@ -124,6 +144,64 @@ class PartSpec:
     nodes: tuple[str, ...]
     memory_bytes: int = 0
     companions: tuple[str, ...] = ()
+    remote: RemoteSpec | None = None
+
+
+@dataclass(frozen=True)
+class CrossingSpec:
+    """A tensor that crosses between this machine and a server, and why it may.
+
+    Attributes:
+        tensor: ONNX name.
+        source: Device that has it, or ``input``.
+        destination: Device that gets it, or ``output``.
+        bytes: Its size, at the upper end of what is dynamic.
+        share: Its size over that of the private inputs, or of all inputs if none is private.
+        reason: Why it may cross.
+    """
+
+    tensor: str
+    source: str
+    destination: str
+    bytes: int
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanSpec:
+    """One way to run the model, partly on a server; the loader chooses among several.
+
+    Attributes:
+        name: ``local``, ``remote`` if the server runs all of it, or ``cut1`` and so on.
+        parts: Its parts, in an order in which they can run.
+        edge_seconds: Predicted time of the parts here.
+        server_seconds: Predicted time of the parts on the server.
+        round_trips: Calls to the server in one run.
+        bytes: What is sent and received in one run.
+        crossings: What that is.
+    """
+
+    name: str
+    parts: tuple[PartSpec, ...]
+    edge_seconds: float
+    server_seconds: float
+    round_trips: int
+    bytes: int
+    crossings: tuple[CrossingSpec, ...] = ()
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """The link to the server that a plan was made for.
+
+    Attributes:
+        round_trip_seconds: Time of a call without contents.
+        bytes_per_second: Bandwidth.
+    """
+
+    round_trip_seconds: float
+    bytes_per_second: float
 
 
 @dataclass(frozen=True)
@@ -190,6 +268,9 @@ class Manifest:
         tolerance: Largest error relative to an output's scale at which a sample counts as right.
         steps: Distance between two values of a dynamic dimension, where it is not 1.
         fallbacks: Nodes that are left to ONNX Runtime, with reasons.
+        plans: Ways to run the model with a server, the best for ``link`` first; ``parts`` are
+            those of the plan that needs no server, or else of the first.
+        link: The link that was expected; ``None`` without a server.
         files: Every other file of the bundle.
     """
 
@@ -211,6 +292,8 @@ class Manifest:
     tolerance: float = 1e-4
     steps: Mapping[str, int] = field(default_factory=dict)
     fallbacks: tuple[FallbackSpec, ...] = ()
+    plans: tuple[PlanSpec, ...] = ()
+    link: LinkSpec | None = None
     files: tuple[FileSpec, ...] = field(default=())
 
     def device(self, name: str) -> DeviceSpec:

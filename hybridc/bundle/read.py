@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ class Bundle:
 
     manifest: Manifest
     storage: Storage
+
+    @property
+    def digest(self) -> str:
+        """The digest that the manifest's text ends with; it was found right on opening."""
+        return str(json.loads(bytes(self.storage.map(MANIFEST)))["digest"])
 
     def read(self, name: str) -> memoryview:
         """A file's mapped bytes, after its size and checksum were found right.
@@ -93,14 +99,15 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
 def _loose_ends(manifest: Manifest) -> Iterator[str]:
     """What a manifest refers to and does not hold."""
     devices = {device.name for device in manifest.devices}
-    tensors = {spec.name for spec in manifest.inputs}
-    for part in manifest.parts:
-        if part.device not in devices:
-            yield f"{part.name} is on {part.device}, which is none of its devices"
-        yield from (f"{part.name} reads {name}" for name in part.inputs if name not in tensors)
-        tensors.update(part.outputs)
-    outputs = {spec.name for spec in manifest.outputs} - tensors
-    yield from (f"no part computes the output {name}" for name in sorted(outputs))
+    for parts in (manifest.parts, *(plan.parts for plan in manifest.plans)):
+        tensors = {spec.name for spec in manifest.inputs}
+        for part in parts:
+            if part.device not in devices:
+                yield f"{part.name} is on {part.device}, which is none of its devices"
+            yield from (f"{part.name} reads {name}" for name in part.inputs if name not in tensors)
+            tensors.update(part.outputs)
+        outputs = {spec.name for spec in manifest.outputs} - tensors
+        yield from (f"no part computes the output {name}" for name in sorted(outputs))
     dims = {dim for spec in manifest.inputs for dim in spec.shape if isinstance(dim, str)}
     yield from (f"{dim} has no range" for dim in sorted(dims - manifest.dimensions.keys()))
     architectures = {device.architecture for device in manifest.devices if device.architecture}
@@ -112,6 +119,8 @@ def _loose_ends(manifest: Manifest) -> Iterator[str]:
 
 def _used_files(manifest: Manifest) -> Iterator[str]:
     yield manifest.weights
-    yield from (name for part in manifest.parts for name in (part.library, *part.companions))
+    for parts in (manifest.parts, *(plan.parts for plan in manifest.plans)):
+        local = (part for part in parts if part.remote is None)
+        yield from (name for part in local for name in (part.library, *part.companions))
     yield from (name for names in manifest.runtime.values() for name in names)
     yield from (name for sample in manifest.samples for name in (sample.inputs, sample.outputs))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.cli.hybrid import plan_table, read_server, server_options
 from hybridc.cli.output import format_option, show, size, table
 from hybridc.cli.placing import (
     Asked,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-verify", is_flag=True, help="Do not compare with the reference at the end.")
 @precision_options
+@server_options
 @format_option
 def command(
     model: Path,
@@ -101,7 +103,13 @@ def command(
         isolate=True,
         verify=not no_verify,
     )
-    report = compile_function(values)(model, output, options, _progress)
+    server, compile_here = read_server(output, values), compile_function(values)
+    if options.remote is None:
+        report = compile_here(model, output, options, _progress)
+    else:
+        from hybridc.remote.compile import compile_hybrid
+
+        report = compile_hybrid(model, output, options, server, _progress)
     show(format_, _as_json(report), lambda: _as_lines(report))
 
 
@@ -130,6 +138,7 @@ def _as_lines(report: Report) -> list[str]:
         for part in manifest.parts
     ]
     lines += table(rows)
+    lines += plan_table(manifest)
     if manifest.fallbacks:
         lines.append(f"{len(manifest.fallbacks)} nodes are left to ONNX Runtime:")
         lines += table([[f.node, f.operator, f.reason] for f in manifest.fallbacks])

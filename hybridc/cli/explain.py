@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.cli.hybrid import crossing_table
 from hybridc.cli.output import format_option, price, show, size, table
 from hybridc.cli.placing import OBJECTIVES, parse_profiles, read_plan
 
@@ -148,6 +149,8 @@ def plan_lines(plan: PlanFile) -> list[str]:
                 for t in plan.transfers
             ]
         )
+    if plan.audit:
+        lines += ["what crosses to and from the server:", *crossing_table(plan.audit)]
     counts = Counter(group.why for group in plan.groups)
     reasons = ", ".join(f"{why} {count}" for why, count in counts.most_common())
     lines.append(f"groups by reason: {reasons}")

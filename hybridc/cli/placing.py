@@ -35,6 +35,12 @@ _MODEL_OPTIONS = (
         "first.",
     ),
     click.option(
+        "--remote",
+        metavar="NAME=KIND[:WHAT]",
+        help="A server that may run parts, with what to compile for there, as in server=llvm. It "
+        "needs a --link.",
+    ),
+    click.option(
         "--shape",
         "shapes",
         multiple=True,
@@ -88,7 +94,13 @@ _RULE_OPTIONS = (
         "--release",
         multiple=True,
         metavar="TENSOR",
-        help="A tensor that may leave the device it is kept on. Repeatable.",
+        help="A tensor that may leave the device it is kept on, or reach the server. Repeatable.",
+    ),
+    click.option(
+        "--private",
+        multiple=True,
+        metavar="INPUT",
+        help="Keep an input, and what is computed from it, off the server. Repeatable.",
     ),
     click.option(
         "--rules",
@@ -119,7 +131,8 @@ _COST_OPTIONS = (
         "links",
         multiple=True,
         metavar="A-B=RATE,DELAY",
-        help="The link between two devices, as in llvm:0-cuda:0=20gbit,5us. Repeatable.",
+        help="The link between two devices, as in llvm:0-cuda:0=20gbit,5us, or from the first to "
+        "another, as in server=20mbit,15ms. Repeatable.",
     ),
     click.option(
         "--objective",
@@ -190,7 +203,9 @@ def compile_options(asked: Asked) -> dict[str, Any]:
     from hybridc.placement.rules import parse_rules
 
     plan = asked.plan
-    devices = _devices(asked)
+    remote = _remote(asked)
+    devices = (*_devices(asked), *((remote,) if remote else ()))
+    name = remote.name if remote else None
     shapes = asked.texts("shapes", plan.shapes if plan else ())
     bindings = asked.texts("bindings", plan.bindings if plan else ())
     rules = _rule_texts(asked)
@@ -198,11 +213,12 @@ def compile_options(asked: Asked) -> dict[str, Any]:
         "devices": devices,
         "shapes": parse_shapes(shapes),
         "bindings": parse_bindings(bindings),
-        "rules": parse_rules(rules, [device.name for device in devices]),
-        "hardware": _hardware(asked, devices),
+        "rules": parse_rules(rules, [device.name for device in devices], name),
+        "hardware": _hardware(asked, devices, name),
         "objective": asked.values["objective"],
         "solve_seconds": asked.values["solve_seconds"],
         "fixed": plan.device_of_nodes() if plan else None,
+        "remote": name,
         "texts": (shapes, bindings),
         "rule_texts": rules,
     }
@@ -214,10 +230,40 @@ def _devices(asked: Asked) -> tuple[Device, ...]:
 
     if asked.plan is None or is_given("targets"):
         return parse_targets(asked.values["targets"])
+    if asked.plan.remote is not None:
+        raise UsageError("a plan with a server cannot be compiled again; give its options instead")
     found = [d for d in asked.plan.devices if not d.is_fallback]
     for device in found:
         find_target(device.kind).check(device.specification)
     return tuple(Device(d.name, d.kind, d.specification) for d in found)
+
+
+def _remote(asked: Asked) -> Device | None:
+    """The device on a server.
+
+    Raises:
+        UsageError: It is not of the right form, or cannot be on a server.
+    """
+    from hybridc.runtime.parts import SESSION_KIND
+    from hybridc.targets.registry import parse_targets
+
+    text = asked.values["remote"]
+    if text is None:
+        return None
+    name, separator, _ = text.partition("=")
+    (device,) = parse_targets([text])
+    first = parse_targets(asked.values["targets"])[0]
+    if not separator or device.kind == SESSION_KIND:
+        raise UsageError(f"--remote {text!r} is not of the form NAME=KIND, with a compiled target")
+    if first.kind != "llvm":
+        raise UsageError("--remote needs a first --target that is this end's CPU, such as llvm")
+    if not any(
+        link.partition("=")[0] in (name, f"{first.name}-{name}") for link in asked.values["links"]
+    ):
+        raise UsageError(f"--remote {text} needs its link: --link {name}=RATE,DELAY")
+    if device.name in {d.name for d in parse_targets(asked.values["targets"])}:
+        raise UsageError(f"--remote and --target are both called {name!r}")
+    return device
 
 
 def _rule_texts(asked: Asked) -> RuleTexts:
@@ -230,24 +276,35 @@ def _rule_texts(asked: Asked) -> RuleTexts:
             texts = merge(texts, read_rules(path.read_text("utf-8"), str(path)))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the rules: {error}") from error
-    names = ("pin", "forbid", "memory", "keep_on", "release", "max_latency")
+    names = ("pin", "forbid", "memory", "keep_on", "release", "max_latency", "private")
     return merge(texts, RuleTexts(**{name: asked.values[name] for name in names}))
 
 
-def _hardware(asked: Asked, devices: Sequence[Device]) -> Hardware | None:
+EDGE_PROFILE, SERVER_PROFILE = "cortex-a76", "sapphire-rapids"
+"""What devices of a hybrid compile are taken for where nothing says what they are."""
+
+
+def _hardware(asked: Asked, devices: Sequence[Device], remote: str | None) -> Hardware | None:
     from importlib.metadata import version
 
     import hybridc
     from hybridc.cost_models.link import parse_links
+    from hybridc.cost_models.load import default_profile
     from hybridc.placement.fallback import fallback_device
     from hybridc.placement.hardware import load_hardware
     from hybridc.placement.reconsider import Change, hardware_of
 
     names = [device.name for device in devices]
     versions = {"hybridc": hybridc.__version__, "tvm": version("apache-tvm")}
-    profiles = _measured_profiles(asked, devices, versions)
+    local = [device for device in devices if device.name != remote]
+    profiles = _measured_profiles(asked, local, versions)
     profiles |= parse_profiles(asked.values["profiles"], names)
     links = parse_links(asked.values["links"], names)
+    if remote is not None:
+        for device in devices:
+            if device.kind == "llvm" and not default_profile(device.kind, device.specification):
+                assumed = SERVER_PROFILE if device.name == remote else EDGE_PROFILE
+                profiles.setdefault(device.name, assumed)
     plan = asked.plan
     if plan is not None and not profiles and not links and not is_given("targets"):
         return hardware_of(plan, Change()) if plan.prediction else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from pathlib import Path
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
     help="Write the outputs by name to an npz, or the only output to an npy.",
 )
 @click.option("--repeat", type=click.IntRange(min=1), default=1, help="Run so many times.")
+@click.option(
+    "--remote",
+    metavar="HOST:PORT",
+    help="The server of a hybrid bundle, or several with commas between. TLS and tokens come from "
+    "the environment.",
+)
 @click.option("--seed", type=int, default=0, help="Seed of random inputs.")
 @format_option
 def command(
@@ -42,6 +49,7 @@ def command(
     source: Path | None,
     destination: Path | None,
     repeat: int,
+    remote: str | None,
     seed: int,
     format_: str,
 ) -> None:
@@ -52,9 +60,10 @@ def command(
     import hybridc
     from hybridc.runtime.arrays import random_inputs, read_arrays, write_arrays
 
-    with hybridc.load(bundle) as model:
+    with hybridc.load(bundle, remote=remote) as model:
         arrays = read_arrays(source, model.inputs) if source else random_inputs(model, seed)
         outputs, seconds = _timed(model, arrays, repeat)
+        status = getattr(model, "status", None)
     if destination is not None:
         write_arrays(destination, outputs)
     data = {
@@ -66,6 +75,8 @@ def command(
             "max": max(seconds) * 1e3,
         },
     }
+    if status is not None:
+        data["remote"] = dataclasses.asdict(status)
     show(format_, data, lambda: _as_lines(data))
 
 
@@ -95,8 +106,17 @@ def _as_lines(data: dict[str, Any]) -> list[str]:
         rows.append([name, facts["dtype"], shape(facts["shape"]), *numbers])
     times = data["milliseconds"]
     runs = f"{data['runs']} run{'s' * (data['runs'] != 1)}"
+    remote = data.get("remote")
     return [
         *table(rows, indent=0),
+        *([_remote_line(remote)] if remote else []),
         f"{runs}: min {times['min']:.3f} ms, median {times['median']:.3f} ms, "
         f"max {times['max']:.3f} ms",
     ]
+
+
+def _remote_line(status: dict[str, Any]) -> str:
+    runs = ", ".join(f"{name} {count}" for name, count in status["runs"].items() if count)
+    link = f"{status['round_trip_seconds'] * 1e3:.3g} ms, {status['bytes_per_second'] * 8e-6:.4g}"
+    state = f"{status['endpoint']} answers" if status["connected"] else status["trouble"]
+    return f"plans that ran: {runs}; link: {link} Mbit/s; {state or 'the server was not asked yet'}"

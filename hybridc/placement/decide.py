@@ -48,6 +48,7 @@ class Request:
         seconds: Time for the solver.
         sizes: Value of each dynamic dimension that costs are counted at.
         fixed: Device of each node by name, out of an edited plan.
+        remote: Name of the device that is on a server, if one is.
     """
 
     devices: tuple[Device, ...]
@@ -57,6 +58,7 @@ class Request:
     seconds: float = DEFAULT_SECONDS
     sizes: Mapping[str, int] = field(default_factory=dict)
     fixed: Mapping[str, str] | None = None
+    remote: str | None = None
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ def describe_plan(decision: Decision, request: Request, origin: Origin) -> PlanF
                 device.specification,
                 costs.hardware.models[device.name].profile if costs else None,
                 number >= len(request.devices),
+                device.name == request.remote,
             )
             for number, device in enumerate(decision.devices)
             if number in used or costs

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hybridc.bundle.manifest import build_record
+from hybridc.bundle.manifest import CrossingSpec, build_record
 from hybridc.cost_models.device import DeviceProfile, check_profile
 from hybridc.cost_models.group_work import GroupWork
 from hybridc.errors import UsageError
@@ -36,6 +36,7 @@ class PlanDevice:
         specification: What is built for.
         profile: Its figures; ``None`` where they are not known.
         is_fallback: Whether it only runs what no other can.
+        is_remote: Whether it is on a server.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PlanDevice:
     specification: str
     profile: DeviceProfile | None
     is_fallback: bool
+    is_remote: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ class PlanFile:
         transfers: What is copied.
         prediction: Figures; ``None`` where hardware is not known.
         notes: What a reader should know.
+        audit: What crosses to and from a server, and why it may.
     """
 
     schema: str
@@ -203,6 +206,12 @@ class PlanFile:
     transfers: tuple[PlanTransfer, ...]
     prediction: Prediction | None
     notes: tuple[str, ...]
+    audit: tuple[CrossingSpec, ...] = ()
+
+    @property
+    def remote(self) -> str | None:
+        """Name of the device on a server, if there is one."""
+        return next((device.name for device in self.devices if device.is_remote), None)
 
     def device_of_nodes(self) -> dict[str, str]:
         """The device of each node."""

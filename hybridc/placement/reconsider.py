@@ -154,7 +154,7 @@ def _costs(plan: PlanFile, change: Change) -> Costs:
         groups.append(CostGroup(group.name, group.nodes, group.work))
     tensors = tuple(Tensor(t.name, t.bytes, t.source, t.readers, t.is_output) for t in plan.tensors)
     graph = CostGraph(tuple(groups), tensors)
-    limits, memory = limits_of(parse_rules(plan.rules, hardware.names).limits)
+    limits, memory = limits_of(parse_rules(plan.rules, hardware.names, plan.remote).limits)
     objective = change.objective or (plan.prediction.objective if plan.prediction else "latency")
     allowed = [_allowed(plan, group) for group in plan.groups]
     problem = make_problem(graph, hardware, allowed, objective, limits, memory)

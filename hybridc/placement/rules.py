@@ -7,6 +7,7 @@ where nothing is left, the rules contradict each other or what targets can compi
     --pin NODE=DEVICE           the node on that device, and on no other
     --forbid NODE=DEVICE        the node on any other device
     --keep-on DEVICE TENSOR     the tensor, and all that is computed from it, on that device ...
+    --private INPUT             the input, and all that is computed from it, not on the server ...
     --release TENSOR            ... up to this tensor, which may leave
     --memory DEVICE=2GiB        so many bytes on the device at a time, and no more
     --max-latency 20ms          one run in that time, by the cost model
@@ -63,6 +64,22 @@ class KeepRule:
 
 
 @dataclass(frozen=True)
+class PrivateRule:
+    """``--private INPUT``: an input and what is computed from it stay off the server.
+
+    Attributes:
+        device: Name of the device on the server.
+        tensor: Name of the input.
+    """
+
+    device: str
+    tensor: str
+
+    def __str__(self) -> str:
+        return f"--private {self.tensor}"
+
+
+@dataclass(frozen=True)
 class LimitRule:
     """A limit on memory or time.
 
@@ -83,7 +100,7 @@ class LimitRule:
         return f"--{self.option} {device}{self.text}"
 
 
-Rule = NodeRule | KeepRule | LimitRule
+Rule = NodeRule | KeepRule | PrivateRule | LimitRule
 
 
 @dataclass(frozen=True)
@@ -92,7 +109,7 @@ class Rules:
 
     Attributes:
         rules: What must hold.
-        releases: Tensors that may leave the device that they are kept on.
+        releases: Tensors that may leave the device that they are kept on, or reach the server.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -118,10 +135,16 @@ class RuleTexts:
     keep_on: tuple[tuple[str, str], ...] = ()
     release: tuple[str, ...] = ()
     max_latency: str | None = None
+    private: tuple[str, ...] = ()
 
 
-def parse_rules(texts: RuleTexts, devices: Sequence[str]) -> Rules:
+def parse_rules(texts: RuleTexts, devices: Sequence[str], remote: str | None = None) -> Rules:
     """Rules out of their texts.
+
+    Args:
+        texts: The rules.
+        devices: Names of all devices.
+        remote: That of the one on a server, if there is one.
 
     Raises:
         UsageError: One cannot be read or names a device that is not there.
@@ -131,6 +154,9 @@ def parse_rules(texts: RuleTexts, devices: Sequence[str]) -> Rules:
     for device, tensor in texts.keep_on:
         _check_device("keep-on", f"{device} {tensor}", device, devices)
         rules.append(KeepRule(device, tensor))
+    if texts.private and remote is None:
+        raise UsageError(f"--private {texts.private[0]} keeps nothing from anyone without --remote")
+    rules += [PrivateRule(str(remote), tensor) for tensor in texts.private]
     rules += [_memory_rule(text, devices) for text in texts.memory]
     if texts.max_latency is not None:
         try:
@@ -228,6 +254,7 @@ def merge(first: RuleTexts, second: RuleTexts) -> RuleTexts:
         first.keep_on + second.keep_on,
         first.release + second.release,
         second.max_latency or first.max_latency,
+        first.private + second.private,
     )
 
 
@@ -268,7 +295,17 @@ def exclude(
         elif isinstance(rule, KeepRule):
             for index in _kept_groups(graph, groups, rule, rules.releases):
                 found.exclude(index, sorted(set(devices) - {rule.device}), rule)
+        elif isinstance(rule, PrivateRule):
+            _check_input(graph, rule)
+            for index in _kept_groups(graph, groups, rule, rules.releases):
+                found.exclude(index, [rule.device], rule)
     return found
+
+
+def _check_input(graph: ir.Graph, rule: PrivateRule) -> None:
+    names = [str(value.name) for value in graph.inputs if value.const_value is None]
+    if rule.tensor not in names:
+        raise UsageError(f"{rule}: the model has no such input; its inputs are {', '.join(names)}")
 
 
 def leaking_outputs(graph: ir.Graph, rules: Rules) -> Mapping[KeepRule, list[str]]:
@@ -276,7 +313,7 @@ def leaking_outputs(graph: ir.Graph, rules: Rules) -> Mapping[KeepRule, list[str
     found: dict[KeepRule, list[str]] = {}
     for rule in rules.rules:
         if isinstance(rule, KeepRule):
-            kept = _kept_values(graph, rule, rules.releases)
+            kept = kept_values(graph, rule, rules.releases)
             names = [str(value.name) for value in graph.outputs if value in kept]
             if names:
                 found[rule] = names
@@ -284,10 +321,10 @@ def leaking_outputs(graph: ir.Graph, rules: Rules) -> Mapping[KeepRule, list[str
 
 
 def _kept_groups(
-    graph: ir.Graph, groups: Sequence[Group], rule: KeepRule, releases: Sequence[str]
+    graph: ir.Graph, groups: Sequence[Group], rule: KeepRule | PrivateRule, releases: Sequence[str]
 ) -> list[int]:
     """Groups that compute or read a kept tensor."""
-    kept = _kept_values(graph, rule, releases)
+    kept = kept_values(graph, rule, releases)
     touched = []
     for index, group in enumerate(groups):
         values = [v for node in group.nodes for v in (*read_values(node), *node.outputs)]
@@ -296,7 +333,9 @@ def _kept_groups(
     return touched
 
 
-def _kept_values(graph: ir.Graph, rule: KeepRule, releases: Sequence[str]) -> set[ir.Value]:
+def kept_values(
+    graph: ir.Graph, rule: KeepRule | PrivateRule, releases: Sequence[str]
+) -> set[ir.Value]:
     """The tensor and what is computed from it, without what is released."""
     values = {str(value.name): value for value in graph.inputs}
     values |= {str(value.name): value for node in graph for value in node.outputs}

@@ -6,6 +6,7 @@ outputs = model(x=array)               # or model.run({"x": array})
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import deque
@@ -25,12 +26,14 @@ from hybridc.runtime.inputs import InputReader
 from hybridc.runtime.library import load_runtime
 from hybridc.runtime.machine import require
 from hybridc.runtime.parts import LoadedPart, load_part
+from hybridc.runtime.remote_settings import RemoteSettings, read_settings
 from hybridc.runtime.stream import stream
 from hybridc.runtime.tensors import to_array, to_tensor
 from hybridc.runtime.threads import available_cores, available_threads, use_threads
 from hybridc.runtime.workers import Workers, cores_of
 
 if TYPE_CHECKING:
+    from hybridc.runtime.remote_client import Client
     from hybridc.runtime.timeline import Timeline
 
 
@@ -150,10 +153,10 @@ class Model:
             kernels: Whether kernels are noted too, which slows small ones down.
 
         Raises:
-            UsageError: The model was closed.
+            UsageError: The model was closed, or a server runs parts of it.
         """
-        if self._parts is None:
-            raise UsageError("a model that was closed has no timeline")
+        if self._parts is None or self.manifest.plans:
+            raise UsageError("a model that was closed, or that a server runs, has no timeline")
         parts = [timeline.watch(part, kernels) for part in self._parts]
         return Model(self.manifest, parts, self._threads, timeline.observe)
 
@@ -203,7 +206,12 @@ class Model:
         self.close()
 
 
-def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Model:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    remote: str | RemoteSettings | None = None,
+) -> Model:
     """Load a bundle: a folder or a ``.hyb`` file.
 
     The checksums of everything that is used are checked first.
@@ -212,19 +220,31 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Model:
         path: The bundle.
         threads: Threads for the kernels of one call, the caller's included; as many as the
             process may use cores if it is not given.
+        remote: Where the server of a hybrid bundle is: ``host:port``, several with commas between,
+            or all settings. Without it the environment says, see
+            :mod:`hybridc.runtime.remote_settings`; if that does not, everything runs here.
 
     Raises:
         UsageError: There is nothing at ``path``, or ``threads`` is not positive.
+        RemoteMissing: The bundle cannot run without its server, which does not answer.
         BundleError: The bundle is damaged or of a newer schema.
         DeviceError: This machine lacks something that the bundle needs; the message says what.
     """
     if threads is not None and threads < 1:
         raise UsageError(f"threads is {threads} and must be at least 1")
-    return load_bundle(open_bundle(path), threads)
+    bundle = open_bundle(path)
+    if remote is not None and not bundle.manifest.plans:
+        raise UsageError(f"{path} has no plan with a server; compile it with --remote")
+    return load_bundle(bundle, threads, read_settings(remote))
 
 
-def load_bundle(bundle: Bundle, threads: int | None = None) -> Model:
-    """Load an opened bundle; see :func:`load`."""
+def load_bundle(
+    bundle: Bundle,
+    threads: int | None = None,
+    remote: RemoteSettings | None = None,
+    client: Client | None = None,
+) -> Model:
+    """Load an opened bundle; see :func:`load`. A ``client`` takes the place of connections."""
     manifest = bundle.manifest
     for device in manifest.devices:
         require(device)
@@ -236,5 +256,12 @@ def load_bundle(bundle: Bundle, threads: int | None = None) -> Model:
     arrays = bundle.tensors(manifest.weights)
     weights = {name: to_tensor(array) for name, array in arrays.items()}
     count = threads or available_threads()
+    if manifest.plans:
+        from hybridc.runtime.remote import load_hybrid
+
+        load_one = functools.partial(
+            load_part, manifest, read=bundle.read_code, weights=weights, threads=count
+        )
+        return load_hybrid(manifest, load_one, count, remote, client)
     parts = [load_part(manifest, spec, bundle.read_code, weights, count) for spec in manifest.parts]
     return Model(manifest, parts, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from hybridc.bundle.manifest import STRING, TensorSpec
 from hybridc.bundle.read import Bundle
 from hybridc.bundle.strings import unpack_strings
 from hybridc.bundle.tensors import Array
-from hybridc.runtime.loader import load_bundle
+from hybridc.runtime.loader import Model, load_bundle
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,32 @@ class OutputError:
 
 def run_samples(bundle: Bundle) -> list[OutputError]:
     """Load a bundle, run all its samples and compare; one entry per sample and output."""
-    errors: list[OutputError] = []
     with load_bundle(bundle) as model:
-        for index, sample in enumerate(bundle.manifest.samples):
-            results = model.run(_read(bundle, sample.inputs, bundle.manifest.inputs))
-            stored = _read(bundle, sample.outputs, bundle.manifest.outputs)
-            for name, expected in stored.items():
-                error = relative_error(results[name], expected)
-                within = error <= bundle.manifest.tolerance
-                errors.append(OutputError(index, name, error, within))
+        return _compare(bundle, model)
+
+
+def run_plans(bundle: Bundle, repository: Path) -> list[OutputError]:
+    """Run the samples by every plan, the server's parts out of a model repository."""
+    from hybridc.runtime.loopback import Loopback
+    from hybridc.runtime.remote_settings import RemoteSettings
+
+    errors: list[OutputError] = []
+    for plan in bundle.manifest.plans:
+        settings = RemoteSettings(("localhost:1",), plan=plan.name, deadline=1e9)
+        with load_bundle(bundle, remote=settings, client=Loopback(repository)) as model:
+            errors += _compare(bundle, model)
+    return errors
+
+
+def _compare(bundle: Bundle, model: Model) -> list[OutputError]:
+    errors: list[OutputError] = []
+    for index, sample in enumerate(bundle.manifest.samples):
+        results = model.run(_read(bundle, sample.inputs, bundle.manifest.inputs))
+        stored = _read(bundle, sample.outputs, bundle.manifest.outputs)
+        for name, expected in stored.items():
+            error = relative_error(results[name], expected)
+            within = error <= bundle.manifest.tolerance
+            errors.append(OutputError(index, name, error, within))
     return errors
 
 

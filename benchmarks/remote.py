@@ -1,0 +1,310 @@
+"""A model between this machine and a real Triton server, over links of several speeds.
+
+    python benchmarks/remote.py model.onnx --shape batch=1 --packages DIR -o result.json
+
+compiles the model with ``--remote``, serves the model repository with the tritonserver that the
+package nvidia-pytriton brings, and calls it through a proxy that shapes the link: so many bits per
+second and so much delay, each way. For each link it measures the plan without the server, the plan
+that sends everything, and what the loader chooses by itself. ``DIR`` holds what Triton's Python
+needs: ``pip install --target DIR hybridc 'numpy<2'``.
+
+Both ends share this machine: this end has ``--threads`` threads, the server all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+
+import hybridc
+from hybridc.runtime.arrays import random_inputs
+from hybridc.runtime.remote_settings import RemoteSettings
+
+_CHUNK = 16384
+_QUEUE = 16
+"""Chunks that are on their way at most: as a router does, the proxy holds no more."""
+
+
+class Link:
+    """A proxy between a port here and a server, as slow as a link is.
+
+    Attributes:
+        address: ``host:port`` to connect to.
+        rate: Bytes per second, each way.
+        delay: Seconds, each way.
+    """
+
+    def __init__(self, server: str, rate: float, delay: float) -> None:
+        self.rate, self.delay = rate, delay
+        host, _, port = server.rpartition(":")
+        self._server = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                there = socket.create_connection(self._server)
+                for one in (here, there):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._carry(here, there)
+                self._carry(there, here)
+
+    def _carry(self, source: socket.socket, destination: socket.socket) -> None:
+        """Copy bytes one way: a thread that takes them at the link's rate, one that delivers."""
+        waiting: Queue[tuple[float, bytes]] = Queue()
+        room = threading.Semaphore(_QUEUE)
+
+        def take() -> None:
+            free = time.perf_counter()
+            with contextlib.suppress(OSError):
+                while data := source.recv(_CHUNK):
+                    room.acquire()
+                    free = max(free, time.perf_counter()) + len(data) / self.rate
+                    _sleep_until(free)
+                    room.release()
+                    waiting.put((free + self.delay, data))
+            waiting.put((0.0, b""))
+
+        def deliver() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    due, data = waiting.get()
+                    if not data:
+                        break
+                    _sleep_until(due)
+                    destination.sendall(data)
+                destination.shutdown(socket.SHUT_WR)
+
+        threading.Thread(target=take, daemon=True).start()
+        threading.Thread(target=deliver, daemon=True).start()
+
+
+def _sleep_until(when: float) -> None:
+    left = when - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+@contextlib.contextmanager
+def triton(repository: Path, packages: Path, scratch: Path) -> Iterator[str]:
+    """Serve a repository with the package's tritonserver; gives its gRPC address."""
+    found = find_spec("pytriton")
+    if found is None or not found.submodule_search_locations:
+        sys.exit("this needs tritonserver; run: pip install 'hybridc[remote-test]'")
+    home = Path(found.submodule_search_locations[0])
+    backends = scratch / "backends"
+    shutil.copytree(home / "tritonserver" / "backends", backends)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = home / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
+    shutil.copy(stub, backends / "python")
+    for model in (child for child in repository.iterdir() if child.is_dir()):
+        (model / "packages").symlink_to(packages.resolve())
+    grpc, http = (_free_port() for _ in range(2))
+    libraries = [str(home.parent / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
+    options = {
+        "model-repository": repository,
+        "backend-directory": backends,
+        "grpc-address": "127.0.0.1",
+        "grpc-port": grpc,
+        "http-address": "127.0.0.1",
+        "http-port": http,
+        "allow-metrics": "false",
+    }
+    command = [str(home / "tritonserver" / "bin" / "tritonserver")]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries)}
+    with open(scratch / "triton.log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        try:
+            _await(process, http, scratch / "triton.log")
+            yield f"127.0.0.1:{grpc}"
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Wait until Triton says that it is ready."""
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    for _ in range(240):
+        if process.poll() is not None:
+            break
+        with (
+            contextlib.suppress(URLError, OSError),
+            urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=1),
+        ):
+            return
+        time.sleep(0.25)
+    sys.exit(f"tritonserver did not start:\n{log.read_text()[-3000:]}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured over one link; seconds are medians of whole calls."""
+
+    megabits: float
+    round_trip_ms: float
+    local: float
+    remote: float
+    chosen: float
+    plan: str
+    switches: int
+    fallbacks: int
+
+    @property
+    def over_best(self) -> float:
+        """Time of the choice over that of the better of all here and all there."""
+        return self.chosen / min(self.local, self.remote)
+
+
+def measure(
+    bundles: tuple[Path, Path], address: str, options: argparse.Namespace
+) -> Iterator[Result]:
+    """Measure every link."""
+    edge, everything = bundles
+    with hybridc.load(edge, threads=options.threads) as model:
+        inputs = random_inputs(model, 0)
+        expected = model.run(inputs)
+        local = _median(lambda: model.run(inputs), options.seconds)
+    for megabits in options.megabits:
+        for round_trip in options.round_trips:
+            link = Link(address, megabits * 1e6 / 8, round_trip / 2e3)
+            there = RemoteSettings((link.address,), deadline=120.0, plan="remote")
+            with hybridc.load(everything, threads=options.threads, remote=there) as model:
+                _same(model.run(inputs), expected)
+                remote = _median(lambda m=model: m.run(inputs), options.seconds)
+            free = RemoteSettings((link.address,), deadline=120.0, probe_seconds=0.1)
+            with hybridc.load(edge, threads=options.threads, remote=free) as model:
+                _settle(model, inputs)
+                _same(model.run(inputs), expected)
+                chosen = _median(lambda m=model: m.run(inputs), options.seconds)
+                status = model.status
+            link.close()
+            counts = (status.switches, status.fallbacks)
+            yield Result(megabits, round_trip, local, remote, chosen, status.plan, *counts)
+
+
+def _settle(model: Any, inputs: Any) -> None:
+    """Call a model until it has looked at the link and kept its plan for a while."""
+    end, kept, plan = time.perf_counter() + 20.0, 0, ""
+    while kept < 6 and time.perf_counter() < end:
+        model.run(inputs)
+        status = model.status
+        kept = kept + 1 if status.plan == plan and status.connected else 0
+        plan = status.plan
+
+
+def _median(call: Callable[[], object], seconds: float) -> float:
+    """Median time of calls, as many as fit, three at least."""
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < seconds:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, array in expected.items():
+        if not np.allclose(actual[name], array, rtol=1e-3, atol=1e-4 * np.abs(array).max()):
+            sys.exit(f"the output {name} is wrong")
+
+
+def compile_both(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
+    """The bundle with its plans, and one that sends everything; both in one repository."""
+    common = [f"--shape={text}" for text in options.shape]
+    common += ["--remote=server=llvm:host", f"--link=server={options.link}", "--target=llvm:host"]
+    common += [f"--repository={folder / 'repository'}", f"--profile=server={options.server}"]
+    common += [f"--profile=llvm:0={options.edge}", "--no-fallback"]
+    bundles = (folder / "edge.hyb", folder / "all.hyb")
+    for bundle, more in zip(bundles, ([], ["--pin=*=server"]), strict=True):
+        command = [
+            sys.executable,
+            "-m",
+            "hybridc",
+            "compile",
+            str(options.model),
+            "-o",
+            str(bundle),
+        ]
+        subprocess.run([*command, *common, *more], check=True)
+    return bundles
+
+
+def table(results: Sequence[Result]) -> str:
+    """The results in Markdown."""
+    lines = [
+        "| Mbit/s | Round trip | All here | All there | Chosen | Plan | Over the better |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        times = [f"{t * 1e3:.1f} ms" for t in (result.local, result.remote, result.chosen)]
+        link = [f"{result.megabits:g}", f"{result.round_trip_ms:g} ms"]
+        cells = [*link, *times, result.plan, f"{result.over_best:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compile, serve, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--shape", action="append", default=[])
+    parser.add_argument("--packages", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--link", default="20mbit,2ms")
+    parser.add_argument("--edge", default="cortex-a76", help="profile of this end")
+    parser.add_argument("--server", default="sapphire-rapids", help="profile of the server")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--megabits", type=float, nargs="+", default=[1, 10, 100, 1000])
+    parser.add_argument("--round-trips", type=float, nargs="+", default=[1, 15, 60])
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        bundles = compile_both(options, folder)
+        results = []
+        with triton(folder / "repository", options.packages, folder) as address:
+            for result in measure(bundles, address, options):
+                results.append(result)
+                print(result, flush=True)
+    print(table(results))
+    if options.output is not None:
+        options.output.write_text(json.dumps([asdict(result) for result in results], indent=1))
+
+
+if __name__ == "__main__":
+    main()

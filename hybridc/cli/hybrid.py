@@ -1,0 +1,156 @@
+"""Options and tables about a server at the other end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from hybridc.bundle.manifest import CrossingSpec, Manifest
+from hybridc.cli.output import size, table
+from hybridc.errors import UsageError
+
+if TYPE_CHECKING:
+    from hybridc.remote.repository import ServerOptions
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--repository",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="Where to write Triton's model repository; beside the bundle if not given.",
+    ),
+    click.option(
+        "--remote-version",
+        type=click.IntRange(min=1),
+        default=1,
+        help="Version of the models in the repository; others stay there and are served too.",
+    ),
+    click.option(
+        "--remote-batch",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Rows of requests that the server runs at once; needs a range as in --shape "
+        "batch=1..8.",
+    ),
+    click.option(
+        "--remote-delay",
+        default="1ms",
+        metavar="TIME",
+        help="How long the server lets a request wait for others to run with it.",
+    ),
+    click.option(
+        "--remote-instances",
+        type=click.IntRange(min=1),
+        default=1,
+        help="How many of each model run on the server at a time.",
+    ),
+    click.option(
+        "--remote-warm-up", is_flag=True, help="Let the server run each model before it serves."
+    ),
+    click.option(
+        "--remote-plans",
+        type=click.IntRange(min=1),
+        default=3,
+        help="Most plans with a server that the bundle holds, beside the one without.",
+    ),
+    click.option(
+        "--kserve",
+        metavar="URI",
+        help="Write kserve.yaml for a repository that KServe finds at this address.",
+    ),
+)
+
+
+def server_options(function: _Function) -> _Function:
+    """How the server's side is written."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def read_server(output: Path, values: Mapping[str, Any]) -> ServerOptions:
+    """The server's side, by options of the command line.
+
+    Raises:
+        UsageError: One cannot be read, or was given without ``--remote``.
+    """
+    from hybridc.cost_models.link import parse_seconds
+    from hybridc.remote.repository import ServerOptions, model_name
+
+    if values["remote"] is None:
+        _refuse_alone()
+    elif values.get("precision", "fp32") != "fp32":
+        raise UsageError(
+            f"--precision {values['precision']} cannot be given with --remote; write the model "
+            "with --keep-model first, and compile that with --remote"
+        )
+    try:
+        delay = parse_seconds(values["remote_delay"])
+    except ValueError as error:
+        raise UsageError(f"--remote-delay: {error}") from error
+    name = model_name(output.stem)
+    return ServerOptions(
+        values["repository"] or output.with_name(f"{name}-repository"),
+        name,
+        values["remote_version"],
+        values["remote_plans"],
+        values["remote_batch"],
+        delay,
+        values["remote_instances"],
+        values["remote_warm_up"],
+        values["kserve"],
+    )
+
+
+def _refuse_alone() -> None:
+    from hybridc.cli.placing import is_given
+
+    for option in _NAMES:
+        if is_given(option):
+            raise UsageError(f"--{option.replace('_', '-')} needs --remote")
+
+
+_NAMES = (
+    "repository",
+    "remote_version",
+    "remote_batch",
+    "remote_delay",
+    "remote_instances",
+    "remote_warm_up",
+    "remote_plans",
+    "kserve",
+)
+
+
+def plan_table(manifest: Manifest) -> list[str]:
+    """The plans of a bundle, and what crosses by each of them."""
+    if not manifest.plans or manifest.link is None:
+        return []
+    link = manifest.link
+    rate = link.bytes_per_second * 8e-6
+    lines = [f"plans, the best at {rate:g} Mbit/s first:"]
+    rows = [["plan", "here", "server", "crosses", "models"]]
+    for plan in manifest.plans:
+        models = [part.remote.model for part in plan.parts if part.remote]
+        times = [f"{seconds * 1e3:.4g} ms" for seconds in (plan.edge_seconds, plan.server_seconds)]
+        rows.append([plan.name, *times, size(plan.bytes), ", ".join(models) or "-"])
+    lines += table(rows)
+    for plan in manifest.plans:
+        if plan.crossings:
+            lines += [f"what crosses by {plan.name}:", *crossing_table(plan.crossings)]
+    return lines
+
+
+def crossing_table(crossings: Sequence[CrossingSpec]) -> list[str]:
+    """What crosses, how large it is against the raw inputs, and why it may."""
+    return table(
+        [
+            [c.tensor, c.source, "->", c.destination, size(c.bytes), f"{c.share:.1%}", c.reason]
+            for c in crossings
+        ]
+    )

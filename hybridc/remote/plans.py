@@ -1,0 +1,255 @@
+"""Choose the plans that an edge bundle holds: one without the server, and the best for many links.
+
+A placement is best for one speed of the link. So the problem is solved for bandwidths from 1 Mbit/s
+to 10 Gbit/s and for the link that was given; most of them share a handful of placements. Those kept
+are the best for the link that was given, and then, one by one, the one that lowers the worst regret
+over all bandwidths the most:
+
+    regret(link) = (time of the best plan that is kept) / (time of the best plan there is)
+
+The time of a plan counts a call per remote part, since the tensors of a part travel together:
+
+    seconds = edge + server + calls * round trip + bytes / bandwidth
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from hybridc.bundle.manifest import CrossingSpec, LinkSpec
+from hybridc.cost_models.link import Route
+from hybridc.errors import BudgetError, UnsupportedError
+from hybridc.frontend.shapes import Range
+from hybridc.placement.decide import Costs, Decision, Request, decide
+from hybridc.placement.fallback import Placed, fallback_device, place_and_lower
+from hybridc.placement.plan import Plan, make_plan
+from hybridc.placement.problem import SECONDS
+from hybridc.placement.rules import NodeRule, PrivateRule
+from hybridc.remote.audit import audit
+
+BANDWIDTHS = tuple(1e6 / 8 * 10 ** (step / 3) for step in range(13))
+"""Bytes per second that placements are solved for: 1 Mbit/s to 10 Gbit/s, three to the decade."""
+
+ENOUGH = 1.02
+"""Worst regret at which no further plan is kept."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A placement with its figures.
+
+    Attributes:
+        decision: The placement.
+        plan: Its parts.
+        edge_seconds: Predicted time here.
+        server_seconds: Predicted time on the server.
+        round_trips: Calls to the server.
+        bytes: What is sent and received.
+        crossings: What that is.
+    """
+
+    decision: Decision
+    plan: Plan
+    edge_seconds: float
+    server_seconds: float
+    round_trips: int
+    bytes: int
+    crossings: tuple[CrossingSpec, ...]
+
+    def seconds(self, link: LinkSpec) -> float:
+        """Time of one run over a link."""
+        waiting = self.round_trips * link.round_trip_seconds + self.bytes / link.bytes_per_second
+        return self.edge_seconds + self.server_seconds + waiting
+
+    @property
+    def device_of_nodes(self) -> dict[str, str]:
+        """The device of each node by name."""
+        pairs = zip(self.decision.groups, self.decision.devices_of_groups(), strict=True)
+        return {str(node.name): device.name for group, device in pairs for node in group.nodes}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The plans of an edge bundle.
+
+    Attributes:
+        local: The one without the server; ``None`` if there can be none.
+        why_not_local: The reason for that.
+        remote: Those with it, the best for the link first.
+        link: The link that was given.
+    """
+
+    local: Candidate | None
+    why_not_local: str
+    remote: tuple[Candidate, ...]
+    link: LinkSpec
+
+    @property
+    def all(self) -> tuple[Candidate, ...]:
+        """All of them, the local one first."""
+        return (*((self.local,) if self.local else ()), *self.remote)
+
+
+def link_of(request: Request) -> LinkSpec:
+    """The link between the first device and the server, as one figure for both ways."""
+    there, back = _ways(request)
+    rate = 2 / (1 / there.bytes_per_second + 1 / back.bytes_per_second)
+    return LinkSpec(there.latency_seconds + back.latency_seconds, rate)
+
+
+def _ways(request: Request) -> tuple[Route, Route]:
+    assert request.hardware is not None
+    ends = (request.devices[0].name, str(request.remote))
+    return request.hardware.links[ends], request.hardware.links[ends[::-1]]
+
+
+def choose_plans(graph: ir.Graph, request: Request, first: Placed, most: int) -> Chosen:
+    """The plans worth keeping.
+
+    Args:
+        graph: The model after the passes.
+        request: What the placement was asked for, with the link that was given.
+        first: The placement for that link.
+        most: How many plans with a server to keep at most.
+
+    Raises:
+        UnsupportedError: No plan gives the server any work.
+    """
+    link = link_of(request)
+    links = [LinkSpec(link.round_trip_seconds, rate) for rate in BANDWIDTHS]
+    local, why_not = _local(graph, request, first)
+    found: dict[tuple[int, ...], Candidate] = {}
+    for decision in (first.decision, *_decisions(graph, request, first, links)):
+        if decision.placement not in found:
+            found[decision.placement] = _candidate(graph, request, decision)
+    remote = [candidate for candidate in found.values() if candidate.round_trips]
+    if not remote:
+        raise _nothing_for_the_server(request, first.decision)
+    return Chosen(local, why_not, _keep(remote, local, [link, *links], most), link)
+
+
+def _keep(
+    remote: Sequence[Candidate], local: Candidate | None, links: Sequence[LinkSpec], most: int
+) -> tuple[Candidate, ...]:
+    """The best for the first link, and those that lower the worst regret the most."""
+    everything = [*remote, *([local] if local else [])]
+    kept = [min(remote, key=lambda candidate: candidate.seconds(links[0]))]
+    always = [local] if local else []
+
+    def worst(plans: Sequence[Candidate]) -> float:
+        pairs = ((_fastest(plans, link), _fastest(everything, link)) for link in links)
+        return max(own / best if best else 1.0 for own, best in pairs)
+
+    while len(kept) < most and worst([*always, *kept]) > ENOUGH:
+        others = [candidate for candidate in remote if candidate not in kept]
+        if not others:
+            break
+        kept.append(min(others, key=lambda other: worst([*always, *kept, other])))
+    return tuple(kept)
+
+
+def _fastest(plans: Sequence[Candidate], link: LinkSpec) -> float:
+    return min(plan.seconds(link) for plan in plans)
+
+
+def _decisions(
+    graph: ir.Graph, request: Request, first: Placed, links: Sequence[LinkSpec]
+) -> Iterator[Decision]:
+    """The best placement for each link; a link too slow for the limits on time has none."""
+    assert request.hardware is not None
+    refuge = fallback_device(request.devices)
+    home, server = request.devices[0].name, str(request.remote)
+    for link in links:
+        route = Route(link.round_trip_seconds / 2, link.bytes_per_second)
+        links_here = {**request.hardware.links, (home, server): route, (server, home): route}
+        hardware = dataclasses.replace(request.hardware, links=links_here)
+        asked = dataclasses.replace(request, hardware=hardware)
+        try:
+            yield decide(graph, asked, first.decision.refused, refuge)
+        except BudgetError:
+            continue
+
+
+def _local(graph: ir.Graph, request: Request, first: Placed) -> tuple[Candidate | None, str]:
+    """The plan without the server, or why there is none."""
+    forbid = NodeRule("forbid", "*", str(request.remote))
+    rules = dataclasses.replace(request.rules, rules=(*request.rules.rules, forbid))
+    asked = dataclasses.replace(request, rules=rules)
+    try:
+        refuge = fallback_device(request.devices)
+        decision = decide(graph, asked, first.decision.refused, refuge)
+    except (BudgetError, UnsupportedError) as error:
+        return None, str(error).splitlines()[0]
+    return _candidate(graph, request, decision), ""
+
+
+def _candidate(graph: ir.Graph, request: Request, decision: Decision) -> Candidate:
+    costs, remote = decision.costs, str(request.remote)
+    assert costs is not None
+    plan = make_plan(graph, decision.groups, decision.devices_of_groups(), request.devices[0])
+    sizes = {tensor.name: tensor.bytes for tensor in costs.problem.tensors}
+    crossings = audit(graph, plan, request.rules, remote, sizes)
+    edge, server = _times(costs, remote)
+    return Candidate(
+        decision,
+        plan,
+        edge,
+        server,
+        sum(part.device.name == remote for part in plan.parts),
+        sum(crossing.bytes for crossing in crossings),
+        crossings,
+    )
+
+
+def _times(costs: Costs, remote: str) -> tuple[float, float]:
+    """Seconds here and on the server, without the link."""
+    problem, placement = costs.problem, costs.solution.placement
+    seconds, number = problem.figures[SECONDS], problem.devices.index(remote)
+    times = [0.0, 0.0]
+    for group, device in enumerate(placement):
+        times[device == number] += seconds.groups[group][device]
+    for tensor, source, destination in problem.copies(placement):
+        if destination != problem.places[number] and source != number:
+            times[0] += seconds.ways[source, destination].price(tensor.bytes)
+    return times[0], times[1]
+
+
+def _nothing_for_the_server(request: Request, decision: Decision) -> UnsupportedError:
+    """Why no plan uses the server: a rule, its target, or costs."""
+    remote = str(request.remote)
+    taken = [own.get(remote, []) for own in decision.exclusions.by_group]
+    refused = [
+        any(
+            device.name == remote
+            for node in group.nodes
+            for device in decision.refused.get(node, ())
+        )
+        for group in decision.groups
+    ]
+    rules = dict.fromkeys(rule for own in taken for rule in own)
+    if rules and all(own or away for own, away in zip(taken, refused, strict=True)):
+        texts = " and ".join(map(str, rules))
+        hint = ""
+        if any(isinstance(rule, PrivateRule) for rule in rules):
+            hint = "; name a tensor that may reach it with --release"
+        return UnsupportedError(f"{texts} leaves nothing that may run on {remote}{hint}")
+    return UnsupportedError(
+        f"nothing is worth running on {remote} at any speed of the link, by the profiles; compile "
+        "without --remote, give another --profile, or place nodes there with --pin"
+    )
+
+
+def lower(
+    graph: ir.Graph,
+    request: Request,
+    candidate: Candidate,
+    fallback: bool,
+    ranges: Mapping[str, Range],
+) -> Placed:
+    """A candidate's parts in their targets' own form."""
+    fixed = dataclasses.replace(request, fixed=candidate.device_of_nodes)
+    return place_and_lower(graph, fixed, fallback, ranges)

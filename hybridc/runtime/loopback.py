@@ -1,0 +1,58 @@
+"""The other end of a hybrid bundle in this process: what a compile checks its plans with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hybridc.bundle.dtypes import Array
+from hybridc.bundle.manifest import RemoteSpec
+from hybridc.errors import RemoteMissing
+from hybridc.runtime.loader import Model, load_bundle
+from hybridc.runtime.remote_client import Reply
+from hybridc.runtime.remote_messages import from_bytes, to_bytes
+from hybridc.runtime.serving import open_served
+
+
+@dataclass
+class Loopback:
+    """Runs the server's bundles out of a model repository.
+
+    Attributes:
+        repository: The repository.
+        models: What was loaded, by part.
+    """
+
+    repository: Path
+    models: dict[RemoteSpec, Model] = field(default_factory=dict)
+
+    def infer(self, spec: RemoteSpec, arrays: Sequence[Array], until: float) -> Reply:
+        """Run a part, with its tensors brought to bytes and back as over the network."""
+        model = self._model(spec)
+        named = zip(spec.inputs, arrays, strict=True)
+        feeds = {s.name: from_bytes(to_bytes(a), s.dtype, a.shape) for s, a in named}
+        start = time.perf_counter()
+        outputs = model.run(feeds)
+        seconds = time.perf_counter() - start
+        results = [outputs[output.name] for output in spec.outputs]
+        return Reply(results, sum(array.nbytes for array in (*arrays, *results)), 0.0, seconds)
+
+    def measure(self, spec: RemoteSpec, count: int, until: float) -> tuple[float, float]:
+        """Nothing is in between."""
+        self._model(spec)
+        return 0.0, 0.0
+
+    def close(self) -> None:
+        """Release the models."""
+        for model in self.models.values():
+            model.close()
+
+    def _model(self, spec: RemoteSpec) -> Model:
+        if spec not in self.models:
+            bundle = open_served(self.repository / spec.model / spec.version)
+            if bundle.digest != spec.build:
+                raise RemoteMissing(f"{spec.model}, version {spec.version}, is of another build")
+            self.models[spec] = load_bundle(bundle)
+        return self.models[spec]

@@ -1,0 +1,394 @@
+"""Bundles with a server at the other end: several plans, and which one runs when.
+
+Each plan is a model of its own over the same parts. A part that the server runs is called like any
+other; its call is a request. What the calls take says what the link is like now, and that decides
+which plan runs next (:mod:`hybridc.runtime.remote_choice`). While nothing runs on the server, a
+thread looks at the link now and then.
+
+If the server fails a call and there is a plan without it, that plan computes the result: the time
+for the server ends early enough for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridc.bundle.manifest import Manifest, PartSpec, PlanSpec, RemoteSpec
+from hybridc.errors import InternalError, RemoteMissing, UsageError
+from hybridc.runtime.loader import Model
+from hybridc.runtime.parts import Function, LoadedPart
+from hybridc.runtime.remote_choice import Chooser
+from hybridc.runtime.remote_client import Client, GrpcClient, Reply
+from hybridc.runtime.remote_settings import RemoteSettings, read_settings
+from hybridc.runtime.tensors import HOST, Place, to_array, to_tensor
+
+_LOG = logging.getLogger("hybridc.remote")
+
+_SPARE = 1.5
+"""The time that is left for the plan without the server, as a multiple of what it takes."""
+
+
+@dataclass
+class _Call:
+    """One run of a plan, for its remote parts.
+
+    Attributes:
+        until: When the server's time is over, as a time of ``time.monotonic``.
+        replies: What the server gave.
+        waited: Seconds spent in calls to the server.
+    """
+
+    until: float
+    replies: list[Reply] = field(default_factory=list)
+    waited: float = 0.0
+
+
+@dataclass
+class _Lane:
+    """A plan loaded for one call at a time, with the call that it is at."""
+
+    call: _Call | None = None
+    model: Model | None = None
+
+
+@dataclass(frozen=True)
+class RemotePart:
+    """A part that a server runs.
+
+    Attributes:
+        spec: Its description.
+        client: The way to the server.
+        lane: Says which call it is run for.
+        place: In host memory.
+    """
+
+    spec: PartSpec
+    client: Client
+    lane: _Lane
+    place: Place = HOST
+
+    def start(self) -> tuple[Function, tuple[Any, ...]]:
+        """A function that sends the inputs and gives the outputs."""
+        return self._run, ()
+
+    def _run(self, *values: Any) -> list[Any]:
+        call, remote = self.lane.call, self.spec.remote
+        if call is None or remote is None:
+            raise InternalError(f"{self.spec.name} was run outside of its plan")
+        start = time.perf_counter()
+        try:
+            reply = self.client.infer(remote, [to_array(value) for value in values], call.until)
+        finally:
+            call.waited += time.perf_counter() - start
+        call.replies.append(reply)
+        return [to_tensor(array) for array in reply.arrays]
+
+
+class _Lanes:
+    """A plan with a server, loaded as often as there are calls at once; code is shared."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        plan: PlanSpec,
+        parts: Mapping[str, LoadedPart],
+        client: Client,
+        threads: int | None,
+    ) -> None:
+        self._manifest = dataclasses.replace(manifest, parts=plan.parts)
+        self._parts, self._client, self._threads = parts, client, threads
+        self._idle: deque[_Lane] = deque()
+
+    def run(self, tensors: list[Any], call: _Call) -> list[Any]:
+        """Run the plan; a lane whose call failed is not used again."""
+        try:
+            lane = self._idle.pop()
+        except IndexError:
+            lane = _Lane()
+            parts = _ready(self._manifest.parts, self._parts, self._client, lane)
+            lane.model = Model(self._manifest, parts, self._threads)
+        assert lane.model is not None
+        lane.call = call
+        try:
+            results = lane.model.run_tensors(tensors)
+        except BaseException:
+            lane.model.close()
+            raise
+        lane.call = None
+        self._idle.append(lane)
+        return results
+
+    def close(self) -> None:
+        """Release what is not in a call."""
+        for lane in self._idle:
+            if lane.model is not None:
+                lane.model.close()
+        self._idle.clear()
+
+
+def _ready(
+    specs: Sequence[PartSpec], parts: Mapping[str, LoadedPart], client: Client, lane: _Lane
+) -> list[LoadedPart]:
+    """The parts of a plan, those on the server bound to a lane."""
+    return [RemotePart(s, client, lane) if s.remote else parts[s.name] for s in specs]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a hybrid model is doing, see :attr:`HybridModel.status`.
+
+    Attributes:
+        plan: Name of the plan that runs next.
+        connected: Whether the server answered last.
+        endpoint: The server's address.
+        round_trip_seconds: Measured time of a call without contents, or what was expected.
+        bytes_per_second: Measured bandwidth, or what was expected.
+        expected_seconds: Time that each plan would take now.
+        runs: How many results each plan gave.
+        fallbacks: How many results had to come from the plan without the server.
+        switches: How often another plan took over.
+        trouble: Why the server failed last; empty if it never did.
+    """
+
+    plan: str
+    connected: bool
+    endpoint: str
+    round_trip_seconds: float
+    bytes_per_second: float
+    expected_seconds: Mapping[str, float]
+    runs: Mapping[str, int]
+    fallbacks: int
+    switches: int
+    trouble: str
+
+
+class HybridModel(Model):
+    """A loaded bundle with several plans. May be called from several threads at once.
+
+    Args:
+        manifest: The bundle's description.
+        parts: Its parts here, by name.
+        threads: Threads of one call.
+        client: The way to the server.
+        settings: How to use it.
+
+    Raises:
+        UsageError: The settings name a plan that the bundle does not have.
+        RemoteMissing: There is no plan without the server, and it does not answer.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        parts: Mapping[str, LoadedPart],
+        threads: int | None,
+        client: Client,
+        settings: RemoteSettings,
+    ) -> None:
+        super().__init__(manifest, _ready(manifest.parts, parts, client, _Lane()), threads)
+        self._client, self._settings = client, settings
+        plans = self._allowed(manifest.plans)
+        self._lanes = {
+            plan.name: _Lanes(manifest, plan, parts, client, threads)
+            for plan in plans
+            if plan.round_trips
+        }
+        self._local = next((plan for plan in plans if not plan.round_trips), None)
+        self._remote = [plan for plan in plans if plan.round_trips]
+        assert manifest.link is not None
+        self._chooser = Chooser(plans, manifest.link, self._local or plans[0])
+        self._runs = dict.fromkeys((plan.name for plan in plans), 0)
+        self._fallbacks, self._trouble = 0, ""
+        self._state = threading.Lock()
+        self._probe_thread: threading.Thread | None = None
+        self._next_probe = 0.0
+        if self._local is None:
+            self.probe()
+            if not self._chooser.connected:
+                client.close()
+                raise RemoteMissing(self._trouble)
+
+    def _allowed(self, plans: Sequence[PlanSpec]) -> Sequence[PlanSpec]:
+        name = self._settings.plan
+        found = [plan for plan in plans if name in (None, plan.name)]
+        if not found:
+            names = ", ".join(plan.name for plan in plans)
+            raise UsageError(f"the bundle has no plan {name!r}; it has {names}")
+        return found
+
+    @property
+    def status(self) -> Status:
+        """What runs, what was measured, and what happened so far."""
+        chooser = self._chooser
+        link = chooser.link
+        plans = [*([self._local] if self._local else []), *self._remote]
+        return Status(
+            chooser.current.name,
+            chooser.connected,
+            getattr(self._client, "endpoint", ""),
+            link.round_trip_seconds,
+            link.bytes_per_second,
+            {plan.name: chooser.seconds(plan) for plan in plans},
+            dict(self._runs),
+            self._fallbacks,
+            chooser.switches,
+            self._trouble,
+        )
+
+    def run_tensors(self, tensors: list[Any]) -> list[Any]:
+        """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors.
+
+        Raises:
+            RemoteMissing: The server failed, and there is no plan without it.
+        """
+        end = time.monotonic() + self._settings.deadline
+        plan = self._chooser.current
+        if plan.round_trips:
+            try:
+                return self._run_plan(plan, tensors, end - _SPARE * self._chooser.local_seconds())
+            except RemoteMissing as error:
+                self._note_trouble(error)
+                if self._local is None:
+                    raise
+                with self._state:
+                    self._fallbacks += 1
+                plan = self._local
+        results = self._run_plan(plan, tensors, end)
+        self._look_at_link()
+        return results
+
+    def _run_plan(self, plan: PlanSpec, tensors: list[Any], until: float) -> list[Any]:
+        call = _Call(until)
+        start = time.perf_counter()
+        run = self._run_lane if plan.round_trips else self._run_here
+        results = run(plan, tensors, call)
+        took = time.perf_counter() - start
+        for reply in call.replies:
+            self._chooser.note_exchange(reply.bytes, reply.network_seconds)
+        with self._state:
+            self._runs[plan.name] += 1
+        server = sum(reply.server_seconds for reply in call.replies)
+        self._watch(lambda: self._chooser.note_run(plan, took - call.waited, server))
+        return results
+
+    def _run_here(self, _plan: PlanSpec, tensors: list[Any], _call: _Call) -> list[Any]:
+        return super().run_tensors(tensors)
+
+    def _run_lane(self, plan: PlanSpec, tensors: list[Any], call: _Call) -> list[Any]:
+        if self._parts is None:
+            raise UsageError("this model was closed; load the bundle again")
+        return self._lanes[plan.name].run(tensors, call)
+
+    def _submit(self, arrays: Mapping[str, Any]) -> Future[list[Any]]:
+        """One call after another: which plan is next depends on how the last one went."""
+        future: Future[list[Any]] = Future()
+        try:
+            future.set_result(self.run_tensors(self._reader.read(arrays)))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def _look_at_link(self) -> None:
+        """Probe the link in a thread, if it is time; one probe at a time."""
+        if not self._remote or self._settings.plan is not None:
+            return
+        with self._state:
+            running = self._probe_thread is not None and self._probe_thread.is_alive()
+            if running or time.monotonic() < self._next_probe or self._parts is None:
+                return
+            self._probe_thread = threading.Thread(target=self.probe, daemon=True)
+            self._probe_thread.start()
+
+    def probe(self) -> None:
+        """Look at the link now: whether the server has the other end, and how far it is."""
+        start = time.monotonic()
+        spec = _first_remote(self._remote[0])
+        until = start + self._settings.deadline
+        try:
+            empty, full = self._client.measure(spec, self._settings.probe_bytes, until)
+        except RemoteMissing as error:
+            self._note_trouble(error)
+        except Exception as error:  # such as a connection that was closed meanwhile
+            self._note_trouble(RemoteMissing(f"{type(error).__name__}: {error}"))
+        else:
+            self._chooser.note_exchange(0, empty)
+            self._chooser.note_exchange(self._settings.probe_bytes, full)
+            self._watch(self._chooser.choose)
+        end = time.monotonic()
+        self._next_probe = end + max(self._settings.probe_seconds, end - start)
+
+    def _note_trouble(self, error: RemoteMissing) -> None:
+        text = str(error)
+        if text != self._trouble or self._chooser.connected:
+            _LOG.warning("the server failed: %s", text)
+        self._trouble = text
+        self._watch(self._chooser.note_failure)
+
+    def _watch(self, step: Callable[[], None]) -> None:
+        """Do something that may change the plan, and log it if it does."""
+        before = self._chooser.current
+        step()
+        after = self._chooser.current
+        if after != before:
+            link = self._chooser.link
+            _LOG.info(
+                "plan %s takes over from %s: round trip %.1f ms, %.2f Mbit/s",
+                after.name,
+                before.name,
+                link.round_trip_seconds * 1e3,
+                link.bytes_per_second * 8e-6,
+            )
+
+    def close(self) -> None:
+        """Release code, weights and connections. Arrays returned before stay valid."""
+        super().close()
+        for lanes in self._lanes.values():
+            lanes.close()
+        self._client.close()
+
+
+def _first_remote(plan: PlanSpec) -> RemoteSpec:
+    return next(part.remote for part in plan.parts if part.remote is not None)
+
+
+def load_hybrid(
+    manifest: Manifest,
+    load: Callable[[PartSpec], LoadedPart],
+    threads: int | None,
+    settings: RemoteSettings | None,
+    client: Client | None = None,
+) -> Model:
+    """The model of a bundle that has plans.
+
+    Args:
+        manifest: Its description.
+        load: Loads a part that runs here.
+        threads: Threads of one call.
+        settings: The server; ``None`` to run without.
+        client: A way to the server that is no connection, for checks.
+
+    Raises:
+        RemoteMissing: No server is given and the bundle needs one; or see :class:`HybridModel`.
+    """
+    needs_server = any(part.remote for part in manifest.parts)
+    if settings is None and needs_server:
+        settings = read_settings(None)
+    if settings is None:
+        if needs_server:
+            raise RemoteMissing(
+                "this bundle runs only with its server: give hybridc.load a remote, or set "
+                "HYBRIDC_REMOTE"
+            )
+        _LOG.info("no server is given: everything runs here")
+        return Model(manifest, [load(spec) for spec in manifest.parts], threads)
+    specs = {p.name: p for plan in manifest.plans for p in plan.parts if p.remote is None}
+    parts = {name: load(spec) for name, spec in specs.items()}
+    return HybridModel(manifest, parts, threads, client or GrpcClient(settings), settings)

@@ -1,0 +1,151 @@
+"""Which plan to run, out of what was measured.
+
+    seconds(plan) = edge + server + round trips * round trip + bytes * seconds per byte
+
+A plan that ran counts with its own measured times here and on the server. One that did not run
+counts with the predictions of the compile, scaled by how far these were off where plans did run.
+The link's two figures are medians of the last measurements, so that one that lies counts for
+nothing, and two that agree count at once.
+
+Another plan takes over only if it is faster by a margin and the present one has had some calls. So
+near the point where two plans are equally fast, noise does not make the choice swing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hybridc.bundle.manifest import LinkSpec, PlanSpec
+
+MARGIN = 0.9
+"""Another plan takes over if its time is below this share of the present one's."""
+
+DWELL = 3
+"""Calls before another plan may take over."""
+
+_RECENT = 3
+_LARGE = 4096
+"""Bytes from which on the time of a call says something about the bandwidth."""
+
+
+def _recent() -> deque[float]:
+    return deque(maxlen=_RECENT)
+
+
+@dataclass
+class _Times:
+    """Last measured seconds of a plan."""
+
+    edge: deque[float] = field(default_factory=_recent)
+    server: deque[float] = field(default_factory=_recent)
+
+
+class Chooser:
+    """Keeps what was measured and the plan that follows from it. Serves several threads.
+
+    Attributes:
+        current: The plan to run.
+        connected: Whether the server answered last.
+        switches: How often another plan took over.
+    """
+
+    def __init__(self, plans: Sequence[PlanSpec], link: LinkSpec, start: PlanSpec) -> None:
+        self._plans = tuple(plans)
+        self._times = {plan.name: _Times() for plan in plans}
+        self._expected = link
+        self._round_trips, self._per_byte = _recent(), _recent()
+        self._calls = 0
+        self._lock = threading.Lock()
+        self.current = start
+        self.connected = False
+        self.switches = 0
+
+    @property
+    def link(self) -> LinkSpec:
+        """The link as it was measured, or as it was expected."""
+        round_trip = _median(self._round_trips, self._expected.round_trip_seconds)
+        per_byte = _median(self._per_byte, 1 / self._expected.bytes_per_second)
+        return LinkSpec(round_trip, 1 / max(per_byte, 1e-12))
+
+    def local_seconds(self) -> float:
+        """Time of the plan without the server; 0 if there is none."""
+        local = next((plan for plan in self._plans if not plan.round_trips), None)
+        return self._edge(local) if local else 0.0
+
+    def seconds(self, plan: PlanSpec) -> float:
+        """Expected time of a run of a plan."""
+        link = self.link
+        waiting = plan.round_trips * link.round_trip_seconds + plan.bytes / link.bytes_per_second
+        return self._edge(plan) + self._server(plan) + waiting
+
+    def _edge(self, plan: PlanSpec) -> float:
+        ratios = ((self._times[p.name].edge, p.edge_seconds) for p in self._plans)
+        return _expect(self._times[plan.name].edge, plan.edge_seconds, ratios)
+
+    def _server(self, plan: PlanSpec) -> float:
+        ratios = ((self._times[p.name].server, p.server_seconds) for p in self._plans)
+        return _expect(self._times[plan.name].server, plan.server_seconds, ratios)
+
+    def note_run(self, plan: PlanSpec, edge: float, server: float) -> None:
+        """Note the seconds of a run here and on the server."""
+        with self._lock:
+            self._times[plan.name].edge.append(edge)
+            if plan.round_trips:
+                self._times[plan.name].server.append(server)
+            self._calls += 1
+            self._choose()
+
+    def note_exchange(self, count: int, seconds: float) -> None:
+        """Note how long sending and receiving so many bytes took, without the server's time."""
+        with self._lock:
+            self.connected = True
+            if count < _LARGE:
+                self._round_trips.append(seconds)
+                return
+            round_trip = _median(self._round_trips, self._expected.round_trip_seconds)
+            self._per_byte.append(max(seconds - round_trip, 0.1 * seconds) / count)
+
+    def note_failure(self) -> None:
+        """Note that the server did not answer: only the plan without it is left."""
+        with self._lock:
+            self.connected = False
+            self._choose()
+
+    def choose(self) -> None:
+        """Take another plan if it is better by what was measured."""
+        with self._lock:
+            self._choose()
+
+    def _choose(self) -> None:
+        able = [plan for plan in self._plans if self.connected or not plan.round_trips]
+        if not able:
+            return
+        best = min(able, key=self.seconds)
+        if best == self.current:
+            return
+        if self.current in able:
+            too_soon = self._calls < DWELL
+            if too_soon or self.seconds(best) > MARGIN * self.seconds(self.current):
+                return
+        self.current = best
+        self.switches += 1
+        self._calls = 0
+
+
+def _median(values: Sequence[float], otherwise: float) -> float:
+    return statistics.median(values) if values else otherwise
+
+
+def _expect(
+    own: Sequence[float], predicted: float, others: Iterable[tuple[Sequence[float], float]]
+) -> float:
+    """The time of a plan: as it was measured, or as predicted and scaled by the others' error."""
+    if own:
+        return statistics.median(own)
+    known = [(statistics.median(found), guess) for found, guess in others if found and guess > 0]
+    guessed = sum(guess for _, guess in known)
+    return predicted * sum(found for found, _ in known) / guessed if guessed else predicted

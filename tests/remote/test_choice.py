@@ -1,0 +1,99 @@
+"""Which plan is chosen, by figures alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hybridc.bundle.manifest import LinkSpec, PlanSpec
+from hybridc.runtime.remote_choice import DWELL, Chooser
+
+LOCAL = PlanSpec("local", (), 0.050, 0.0, 0, 0)
+CUT = PlanSpec("cut1", (), 0.005, 0.002, 1, 100_000)
+REMOTE = PlanSpec("remote", (), 0.0, 0.003, 1, 600_000)
+PLANS = (LOCAL, CUT, REMOTE)
+EXPECTED = LinkSpec(0.002, 2.5e6)
+
+
+def run(chooser: Chooser, rate: float, round_trip: float = 0.002, noise: float = 0.0) -> PlanSpec:
+    """One call over a link, and a look at the link where the plan does not use it."""
+    plan = chooser.current
+    shake = random.Random(f"{chooser.switches}{chooser.seconds(plan)}").uniform(-noise, noise)
+    if plan.round_trips:
+        chooser.note_exchange(plan.bytes, (round_trip + plan.bytes / rate) * (1 + shake))
+    else:
+        chooser.note_exchange(0, round_trip)
+        chooser.note_exchange(32768, (round_trip + 32768 / rate) * (1 + shake))
+    chooser.note_run(plan, plan.edge_seconds * (1 + shake), plan.server_seconds)
+    return chooser.current
+
+
+def best(rate: float, round_trip: float = 0.002) -> str:
+    def seconds(plan: PlanSpec) -> float:
+        waiting = plan.round_trips * round_trip + plan.bytes / rate
+        return plan.edge_seconds + plan.server_seconds + waiting
+
+    return min(PLANS, key=seconds).name
+
+
+@pytest.mark.parametrize("rate", [1e5, 3e6, 1e7, 1e9])
+@pytest.mark.parametrize("start", PLANS, ids=lambda plan: plan.name)
+def test_the_best_plan_is_found(rate, start):
+    chooser = Chooser(PLANS, EXPECTED, start)
+    for _ in range(12):
+        run(chooser, rate)
+    assert chooser.current.name == best(rate)
+
+
+def test_a_link_that_drops_and_returns():
+    chooser = Chooser(PLANS, EXPECTED, LOCAL)
+    for rate in (12.5e6, 0.125e6, 12.5e6):
+        names = [run(chooser, rate).name for _ in range(20)]
+        assert names[-1] == best(rate)
+    assert chooser.switches == 3
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_no_swinging_where_two_plans_are_equal(noise):
+    rate = CUT.bytes / (LOCAL.edge_seconds - CUT.edge_seconds - CUT.server_seconds - 0.002)
+    chooser = Chooser((LOCAL, CUT), EXPECTED, LOCAL)
+    for _ in range(200):
+        run(chooser, rate, noise=noise)
+    assert chooser.switches <= 1
+
+
+def test_one_measurement_that_lies_changes_nothing():
+    chooser = Chooser(PLANS, EXPECTED, CUT)
+    for _ in range(10):
+        run(chooser, 3e6)
+    chooser.note_exchange(CUT.bytes, 9.0)
+    chooser.choose()
+    assert chooser.current == CUT
+
+
+def test_a_server_that_is_gone_leaves_the_local_plan():
+    chooser = Chooser(PLANS, EXPECTED, CUT)
+    chooser.note_failure()
+    assert chooser.current == LOCAL
+    for _ in range(10):
+        chooser.note_run(LOCAL, 0.05, 0.0)
+    assert chooser.current == LOCAL
+    for _ in range(DWELL):
+        run(chooser, 3e6)
+    assert chooser.current == CUT
+
+
+def test_without_a_local_plan_the_remote_one_stays():
+    chooser = Chooser((CUT, REMOTE), EXPECTED, CUT)
+    chooser.note_failure()
+    assert chooser.current == CUT
+    assert chooser.local_seconds() == 0.0
+
+
+def test_plans_that_did_not_run_are_scaled_by_those_that_did():
+    chooser = Chooser(PLANS, EXPECTED, LOCAL)
+    before = chooser.seconds(CUT)
+    chooser.note_run(LOCAL, 10 * LOCAL.edge_seconds, 0.0)
+    assert chooser.seconds(CUT) == pytest.approx(before + 9 * CUT.edge_seconds)
+    assert chooser.local_seconds() == pytest.approx(10 * LOCAL.edge_seconds)
