@@ -1,5 +1,9 @@
-"""TVM's runtime libraries: this machine's out of the installed wheel, another architecture's out
-of that architecture's wheel of the same version, fetched once and kept in the user's cache."""
+"""The runtime's libraries, for all targets.
+
+TVM's: this machine's out of the installed wheel, another architecture's out of that architecture's
+wheel of the same version, fetched once and kept in the user's cache. And our own for OpenCL, which
+is built from source. Any target of a plan may be asked for any of them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from pathlib import Path
 from hybridc.errors import DeviceError
 
 PACKAGE = "apache-tvm"
+OPENCL_STEM = "hybridc_opencl"
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux2014", "manylinux_2_17")
 
 
@@ -22,8 +27,12 @@ def runtime_library(stem: str, architecture: str) -> bytes:
     """Bytes of ``lib<stem>.so`` for an architecture.
 
     Raises:
-        DeviceError: The wheel for the architecture cannot be had.
+        DeviceError: The wheel for the architecture cannot be had, or the library not be built.
     """
+    if stem == OPENCL_STEM:
+        from hybridc.targets.opencl.plugin import plugin
+
+        return plugin(architecture).read_bytes()
     if architecture == platform.machine():
         import tvm
 

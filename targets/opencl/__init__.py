@@ -41,12 +41,8 @@ class OpenclTarget:
         """TVM's runtime, or the plug-in, for the host's architecture."""
         from hybridc.targets.llvm.runtime_library import runtime_library
         from hybridc.targets.opencl.devices import parse_devices
-        from hybridc.targets.opencl.plugin import STEM, plugin
 
-        architecture = parse_devices(specification).host.architecture
-        if stem == STEM:
-            return plugin(architecture).read_bytes()
-        return runtime_library(stem, architecture)
+        return runtime_library(stem, parse_devices(specification).host.architecture)
 
     def compatibility(self, specification: str) -> Compatibility:
         """The host that the calling code needs, and what a device must offer."""

@@ -19,9 +19,9 @@ from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.memory import planned_bytes
+from hybridc.targets.llvm.runtime_library import OPENCL_STEM
 from hybridc.targets.opencl.devices import Devices
 from hybridc.targets.opencl.intrinsics import register_rules
-from hybridc.targets.opencl.plugin import STEM
 from hybridc.targets.protocol import Artifact
 from hybridc.targets.relax_pipeline import build_executable, finalize
 from tvm import tirx
@@ -29,7 +29,10 @@ from tvm import tirx
 from hybridc.bundle.tensors import Array
 from hybridc.errors import UnsupportedError
 
-RUNTIME = ("tvm_runtime", STEM)
+MAX_SOURCE = 256 * 1024
+"""Most characters of a kernel; drivers take minutes and gigabytes for one of a million."""
+
+RUNTIME = ("tvm_runtime", OPENCL_STEM)
 
 
 def build(module: tvm.IRModule, weights: Mapping[str, Array], devices: Devices) -> Artifact:
@@ -63,24 +66,40 @@ def compiled_graph(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
 
 
 def executable_for(module: tvm.IRModule, devices: Devices) -> tvm.relax.VMExecutable:
-    """Code for a module of :func:`compiled_graph`."""
+    """Code for a module of :func:`compiled_graph`.
+
+    Raises:
+        UnsupportedError: A kernel is too large for drivers.
+    """
     register_rules()
-    with _rewritten_source():
-        return build_executable(module, devices.target)
+    with _rewritten_source() as sizes:
+        executable = build_executable(module, devices.target)
+    if max(sizes, default=0) > MAX_SOURCE:
+        raise UnsupportedError(
+            f"a kernel of the model has {max(sizes)} characters of OpenCL C, too many for drivers "
+            "to compile; give sizes and scales as constants, or use another target"
+        )
+    return executable
 
 
 @contextmanager
-def _rewritten_source() -> Iterator[None]:
-    """Let TVM's code generator leave out prototypes: each kernel would repeat those of all."""
+def _rewritten_source() -> Iterator[list[int]]:
+    """Let TVM's code generator leave out prototypes: each kernel would repeat those of all.
+
+    Gives the length of each kernel's source, in characters.
+    """
     name = "tvm_callback_opencl_postproc"
+    sizes: list[int] = []
 
     def without_prototypes(source: str, _target: tvm.target.Target) -> str:
         lines = source.splitlines(keepends=True)
-        return "".join(line for line in lines if not _is_prototype(line))
+        kept = "".join(line for line in lines if not _is_prototype(line))
+        sizes.append(len(kept))
+        return kept
 
     tvm_ffi.register_global_func(name, without_prototypes, override=True)
     try:
-        yield
+        yield sizes
     finally:
         tvm_ffi.remove_global_func(name)
 

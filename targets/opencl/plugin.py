@@ -17,12 +17,9 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from hybridc.targets.llvm.runtime_library import cache_folder
+from hybridc.targets.llvm.runtime_library import OPENCL_STEM, cache_folder
 
 from hybridc.errors import DeviceError, InternalError
-
-STEM = "hybridc_opencl"
-"""The library's name between ``lib`` and ``.so``."""
 
 _FLAGS = (
     "-std=c++17",
@@ -69,7 +66,7 @@ def built_path(architecture: str) -> Path:
     for source in sorted(_sources().iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     folder = f"opencl-plugin-{architecture}-{digest.hexdigest()[:16]}"
-    return cache_folder() / folder / f"lib{STEM}.so"
+    return cache_folder() / folder / f"lib{OPENCL_STEM}.so"
 
 
 def _build(compiler: str, path: Path) -> None:
