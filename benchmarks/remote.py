@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -193,28 +194,33 @@ class Result:
 def measure(
     bundles: tuple[Path, Path], address: str, options: argparse.Namespace
 ) -> Iterator[Result]:
-    """Measure every link."""
+    """Measure every link; the three ways take turns, so that all see the same machine."""
     edge, everything = bundles
     with hybridc.load(edge, threads=options.threads) as model:
         inputs = random_inputs(model, 0)
         expected = model.run(inputs)
-        local = _median(lambda: model.run(inputs), options.seconds)
     for megabits in options.megabits:
         for round_trip in options.round_trips:
             link = Link(address, megabits * 1e6 / 8, round_trip / 2e3)
-            there = RemoteSettings((link.address,), deadline=120.0, plan="remote")
-            with hybridc.load(everything, threads=options.threads, remote=there) as model:
-                _same(model.run(inputs), expected)
-                remote = _median(lambda m=model: m.run(inputs), options.seconds)
-            free = RemoteSettings((link.address,), deadline=120.0, probe_seconds=0.1)
-            with hybridc.load(edge, threads=options.threads, remote=free) as model:
-                _settle(model, inputs)
-                _same(model.run(inputs), expected)
-                chosen = _median(lambda m=model: m.run(inputs), options.seconds)
-                status = model.status
+            here = RemoteSettings((link.address,), plan="local")
+            there = RemoteSettings((link.address,), plan="remote", deadline=120.0)
+            free = RemoteSettings((link.address,), deadline=120.0, probe_seconds=0.5)
+            with contextlib.ExitStack() as stack:
+                models = [
+                    stack.enter_context(hybridc.load(path, threads=options.threads, remote=remote))
+                    for path, remote in ((edge, here), (everything, there), (edge, free))
+                ]
+                for model in models:
+                    _same(model.run(inputs), expected)
+                _settle(models[2], inputs)
+                times = _medians(
+                    [functools.partial(m.run, inputs) for m in models], options.seconds
+                )
+                status = models[2].status
             link.close()
-            counts = (status.switches, status.fallbacks)
-            yield Result(megabits, round_trip, local, remote, chosen, status.plan, *counts)
+            yield Result(
+                megabits, round_trip, *times, status.plan, status.switches, status.fallbacks
+            )
 
 
 def _settle(model: Any, inputs: Any) -> None:
@@ -227,14 +233,15 @@ def _settle(model: Any, inputs: Any) -> None:
         plan = status.plan
 
 
-def _median(call: Callable[[], object], seconds: float) -> float:
-    """Median time of calls, as many as fit, three at least."""
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < seconds:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def _medians(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+    """Median time of each call, in turns: as many as fit, five at least."""
+    times: list[list[float]] = [[] for _ in calls]
+    while len(times[0]) < 5 or sum(map(sum, times)) < seconds:
+        for call, own in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            own.append(time.perf_counter() - start)
+    return [statistics.median(own) for own in times]
 
 
 def _same(actual: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -104,7 +104,8 @@ def _settle(
     """Place and lower until no target refuses a node any more; adds to what was refused."""
     while True:
         decision = decide(graph, request, refused, refuge)
-        plan = make_plan(graph, decision.groups, decision.devices_of_groups(), request.devices[0])
+        devices = decision.devices_of_groups()
+        plan = make_plan(graph, decision.groups, devices, request.devices[0], request.remote)
         refusals = _refusals(decision, refuge)
         lowered, found = _lower_parts(plan, graph.opset_imports, ranges, refuge, fallback, refusals)
         if not found:

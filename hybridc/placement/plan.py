@@ -63,7 +63,11 @@ class Plan:
 
 
 def make_plan(
-    graph: ir.Graph, groups: Sequence[Group], devices: Sequence[Device], default: Device
+    graph: ir.Graph,
+    groups: Sequence[Group],
+    devices: Sequence[Device],
+    default: Device,
+    remote: str | None = None,
 ) -> Plan:
     """Cut a graph whose groups are placed into parts.
 
@@ -71,7 +75,8 @@ def make_plan(
         graph: The model after the passes.
         groups: Its groups in topological order.
         devices: The device of each group.
-        default: Device for what no node computes.
+        default: Device for a graph without nodes.
+        remote: Name of the device on a server, which gets nothing that it need not have.
     """
     readers = _readers(graph)
     by_name = {device.name: device for device in devices}
@@ -86,7 +91,7 @@ def make_plan(
         values = [value for value in _run_time(graph) if is_numeric(value)]
         outputs = [value for value in graph.outputs if value not in graph.inputs or value in values]
         parts = [Part("part0", default, (), tuple(values), tuple(outputs))]
-    return Plan(tuple(_with_passed_through(parts, graph)))
+    return Plan(tuple(_with_passed_through(parts, graph, remote)))
 
 
 def _run_time(graph: ir.Graph) -> list[ir.Value]:
@@ -137,8 +142,8 @@ def _readers(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
     return readers
 
 
-def _with_passed_through(parts: list[Part], graph: ir.Graph) -> list[Part]:
-    """Let the last part also give outputs that no node computes: inputs and constants.
+def _with_passed_through(parts: list[Part], graph: ir.Graph, remote: str | None) -> list[Part]:
+    """Let the last part here also give outputs that no node computes: inputs and constants.
 
     Inputs that are no tensors of numbers need no part: they are handed back as they are.
     """
@@ -147,10 +152,13 @@ def _with_passed_through(parts: list[Part], graph: ir.Graph) -> list[Part]:
     missing = [value for value in dict.fromkeys(graph.outputs) if value not in computed]
     if not missing:
         return parts
-    last = parts[-1]
+    here = [index for index, part in enumerate(parts) if part.device.name != remote]
+    index = here[-1] if here else len(parts) - 1
+    last = parts[index]
     extra = [v for v in missing if v.const_value is None and v not in last.inputs]
     inputs, outputs = (*last.inputs, *extra), (*last.outputs, *missing)
-    return [*parts[:-1], Part(last.name, last.device, last.nodes, inputs, outputs)]
+    changed = Part(last.name, last.device, last.nodes, inputs, outputs)
+    return [*parts[:index], changed, *parts[index + 1 :]]
 
 
 def value_bytes(value: ir.Value) -> int:

@@ -190,7 +190,8 @@ def _local(graph: ir.Graph, request: Request, first: Placed) -> tuple[Candidate 
 def _candidate(graph: ir.Graph, request: Request, decision: Decision) -> Candidate:
     costs, remote = decision.costs, str(request.remote)
     assert costs is not None
-    plan = make_plan(graph, decision.groups, decision.devices_of_groups(), request.devices[0])
+    devices = decision.devices_of_groups()
+    plan = make_plan(graph, decision.groups, devices, request.devices[0], remote)
     sizes = {tensor.name: tensor.bytes for tensor in costs.problem.tensors}
     crossings = audit(graph, plan, request.rules, remote, sizes)
     edge, server = _times(costs, remote)

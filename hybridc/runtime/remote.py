@@ -253,7 +253,7 @@ class HybridModel(Model):
         plan = self._chooser.current
         if plan.round_trips:
             try:
-                return self._run_plan(plan, tensors, end - _SPARE * self._chooser.local_seconds())
+                return self._run_plan(plan, tensors, end - self._spare())
             except RemoteMissing as error:
                 self._note_trouble(error)
                 if self._local is None:
@@ -264,6 +264,11 @@ class HybridModel(Model):
         results = self._run_plan(plan, tensors, end)
         self._look_at_link()
         return results
+
+    def _spare(self) -> float:
+        """Seconds to leave for the local plan; none if it could not keep the deadline anyway."""
+        spare = _SPARE * self._chooser.local_seconds()
+        return spare if spare < self._settings.deadline else 0.0
 
     def _run_plan(self, plan: PlanSpec, tensors: list[Any], until: float) -> list[Any]:
         call = _Call(until)
@@ -326,6 +331,8 @@ class HybridModel(Model):
         self._next_probe = end + max(self._settings.probe_seconds, end - start)
 
     def _note_trouble(self, error: RemoteMissing) -> None:
+        if self._parts is None:
+            return  # the model was closed, and its connections with it
         text = str(error)
         if text != self._trouble or self._chooser.connected:
             _LOG.warning("the server failed: %s", text)

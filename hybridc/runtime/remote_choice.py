@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from hybridc.bundle.manifest import LinkSpec, PlanSpec
 
@@ -32,16 +32,20 @@ _LARGE = 4096
 """Bytes from which on the time of a call says something about the bandwidth."""
 
 
-def _recent() -> deque[float]:
-    return deque(maxlen=_RECENT)
+_Recent: TypeAlias = tuple[float, ...]
+"""Last measurements; replaced and not changed, since other threads may be reading them."""
 
 
-@dataclass
+def _with(recent: _Recent, value: float) -> _Recent:
+    return (*recent, value)[-_RECENT:]
+
+
+@dataclass(frozen=True)
 class _Times:
     """Last measured seconds of a plan."""
 
-    edge: deque[float] = field(default_factory=_recent)
-    server: deque[float] = field(default_factory=_recent)
+    edge: _Recent = ()
+    server: _Recent = ()
 
 
 class Chooser:
@@ -57,7 +61,8 @@ class Chooser:
         self._plans = tuple(plans)
         self._times = {plan.name: _Times() for plan in plans}
         self._expected = link
-        self._round_trips, self._per_byte = _recent(), _recent()
+        self._round_trips: _Recent = ()
+        self._per_byte: _Recent = ()
         self._calls = 0
         self._lock = threading.Lock()
         self.current = start
@@ -93,9 +98,9 @@ class Chooser:
     def note_run(self, plan: PlanSpec, edge: float, server: float) -> None:
         """Note the seconds of a run here and on the server."""
         with self._lock:
-            self._times[plan.name].edge.append(edge)
-            if plan.round_trips:
-                self._times[plan.name].server.append(server)
+            times = self._times[plan.name]
+            there = _with(times.server, server) if plan.round_trips else ()
+            self._times[plan.name] = _Times(_with(times.edge, edge), there)
             self._calls += 1
             self._choose()
 
@@ -104,10 +109,11 @@ class Chooser:
         with self._lock:
             self.connected = True
             if count < _LARGE:
-                self._round_trips.append(seconds)
+                self._round_trips = _with(self._round_trips, seconds)
                 return
             round_trip = _median(self._round_trips, self._expected.round_trip_seconds)
-            self._per_byte.append(max(seconds - round_trip, 0.1 * seconds) / count)
+            moving = max(seconds - round_trip, 0.1 * seconds)
+            self._per_byte = _with(self._per_byte, moving / count)
 
     def note_failure(self) -> None:
         """Note that the server did not answer: only the plan without it is left."""

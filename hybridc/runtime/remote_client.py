@@ -302,8 +302,8 @@ class GrpcClient:
 def _token_header(settings: RemoteSettings) -> tuple[tuple[str, str], ...]:
     if settings.token is None:
         return ()
-    prefix = "Bearer " if settings.header == "authorization" else ""
-    return ((settings.header, prefix + settings.token),)
+    prefix = "Bearer " if settings.header.lower() == "authorization" else ""
+    return ((settings.header.lower(), prefix + settings.token),)
 
 
 def _is_lost(error: Any, grpc: Any) -> bool:

@@ -85,7 +85,7 @@ def paths_without_release(graph, private, releases):
 def test_no_path_from_private_to_the_server_without_release(case):
     graph, private, releases, _ = case
     rules, groups, devices = place(*case)
-    plan = make_plan(graph, groups, devices, EDGE)
+    plan = make_plan(graph, groups, devices, EDGE, "server")
     secret = paths_without_release(graph, private, releases)
     assert not secret & {str(value.name) for value in sent_values(plan)}
     crossings = audit(graph, plan, rules, "server", {})
@@ -104,7 +104,7 @@ def test_the_audit_does_not_trust_the_placement(case):
     graph, private, releases, wish = case
     rules, groups, _ = place(*case)
     devices = [SERVER_DEVICE if wish[index] else EDGE for index in range(len(groups))]
-    plan = make_plan(graph, groups, devices, EDGE)
+    plan = make_plan(graph, groups, devices, EDGE, "server")
     secret = paths_without_release(graph, private, releases)
     leaks = secret & {str(value.name) for value in sent_values(plan)}
     if leaks:
@@ -112,6 +112,20 @@ def test_the_audit_does_not_trust_the_placement(case):
             audit(graph, plan, rules, "server", {})
     else:
         audit(graph, plan, rules, "server", {})
+
+
+def test_an_output_that_is_an_input_stays_here():
+    x, y = (ir.val(name, ir.DataType.FLOAT, [2]) for name in "xy")
+    node = ir.node("Relu", [y], name="n")
+    graph = ir.Graph([x, y], [node.outputs[0], x], nodes=[node], opset_imports={"": 17})
+    first = ir.node("Abs", [x], name="first")
+    first.outputs[0].name, node.outputs[0].name = "a", "b"
+    graph.insert_before(node, first)
+    graph.outputs.append(first.outputs[0])
+    rules, groups, devices = place(graph, ["x"], [], [True, True])
+    plan = make_plan(graph, groups, devices, EDGE, "server")
+    assert {str(value.name) for value in sent_values(plan)} == {"y"}
+    audit(graph, plan, rules, "server", {})
 
 
 @pytest.fixture(scope="module")
