@@ -143,10 +143,10 @@ def _plain(value: Any) -> Any:
 
 
 def _is_known(value: ir.Value) -> bool:
-    """Whether an input has a shape of numbers, or needs none; a zero may stand for anything."""
+    """Whether an input has a shape of numbers, or needs none."""
     if not isinstance(value.type, ir.TensorType):
         return True
-    return value.shape is not None and all(isinstance(d, int) and d > 0 for d in value.shape)
+    return value.shape is not None and value.shape.is_static()
 
 
 def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:

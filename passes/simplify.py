@@ -22,6 +22,8 @@ from hybridc.frontend.limits import tensor_bytes
 MAX_BYTES = 1 << 30
 """Models with more initializer bytes than this do not fit a protobuf message comfortably."""
 
+MAX_COMPUTED_BYTES = 1 << 28
+"""Bytes of all constants that onnxsim may compute; it takes several times as much memory."""
 
 SECONDS = 600
 """Longest run of onnxsim in a child process."""
@@ -69,15 +71,14 @@ def _simplify(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _computes_more(graph: ir.Graph) -> bool:
-    """Whether a constant is computed that is too large: onnxsim computes constants of any size."""
-    return any(
-        value.shape is not None
-        and value.shape.is_static()
-        and value.dtype is not None
-        and tensor_bytes(value.shape.numpy(), value.dtype) > MAX_BYTES
+    """Whether large constants are computed: onnxsim computes them whatever memory that takes."""
+    total = sum(
+        tensor_bytes(value.shape.numpy(), value.dtype)
         for node in constant_nodes(graph)
         for value in node.outputs
+        if value.shape is not None and value.shape.is_static() and value.dtype is not None
     )
+    return total > MAX_COMPUTED_BYTES
 
 
 def _computes_narrow(graph: ir.Graph) -> bool:

@@ -131,7 +131,7 @@ def _name_dimensions(inputs: Mapping[str, ir.Value]) -> None:
             raise UsageError(f"input {name!r} has no shape in the model; it cannot be compiled")
         dims = list(value.shape)
         for axis, dim in enumerate(dims):
-            known = isinstance(dim, int) and dim > 0
+            known = isinstance(dim, int)  # a zero is a size like any other
             named = isinstance(dim, ir.SymbolicDim) and dim.value not in (None, "", "?")
             if not known and not named:
                 dims[axis] = ir.SymbolicDim(f"{name}_{axis}")

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 from hybridc.errors import InternalError
 from hybridc.lowering import folding, symbolic
 from hybridc.lowering.call import Call, Invalid, RanksDiffer, Unsupported
+from hybridc.lowering.checks import title
 from hybridc.lowering.ops import OperatorTable, narrow
 from hybridc.lowering.ops.control import either
 from hybridc.lowering.sizes import check_sizes
@@ -24,11 +25,12 @@ _FAILURES = (
     TypeError,
     LookupError,
     ArithmeticError,
-    AttributeError,
-    AssertionError,
     MemoryError,
 )
 """What TVM and numpy raise for a node that makes no sense."""
+
+_FAULTS = (AttributeError, AssertionError, NameError)
+"""What no model may cause: these are faults of hybridc, not reasons to refuse a node."""
 
 INLINE_BYTES = 16
 """Constants of at most this size are written into the code instead of the weights."""
@@ -205,6 +207,9 @@ def _results(call: Call, table: OperatorTable) -> tuple[Value, ...]:
         return _convert(call, table) if results is None else results
     except _FAILURES as error:
         raise Unsupported(f"lowering failed: {_last_line(error)}") from error
+    except _FAULTS as error:
+        what = f"{type(error).__name__}: {_last_line(error)}"
+        raise InternalError(f"lowering {title(call)} failed: {what}") from error
 
 
 def _convert(call: Call, table: OperatorTable) -> tuple[Value, ...]:

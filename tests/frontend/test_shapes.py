@@ -76,6 +76,18 @@ def test_nameless_dimensions_get_names(tmp_path):
     assert outcome.code == 0
 
 
+def test_a_dimension_of_zero_is_a_size(tmp_path):
+    """It is not open: nothing has to be asked for, and only empty tensors fit."""
+    report = compile_to(tmp_path / "b.hyb", relu_model((0, 3)), verify=True)
+    assert [spec.shape for spec in report.manifest.inputs] == [(0, 3)]
+    with hybridc.load(tmp_path / "b.hyb") as model:
+        assert model.run({"x": np.ones((0, 3), "f")})["y"].shape == (0, 3)
+        with pytest.raises(UsageError, match="0"):
+            model.run({"x": np.ones((1, 3), "f")})
+    path = save(relu_model((0, 3)), tmp_path / "m.onnx")
+    assert_compile_refused(path, tmp_path, 2, "0x3", options=("--shape", "x=2x3"))
+
+
 def test_a_range_in_steps(tmp_path):
     report = compile_to(tmp_path / "b.hyb", sum_model(), shapes=("rows=2..10/4",), verify=True)
     assert report.manifest.dimensions == {"rows": (2, 10)}

@@ -21,6 +21,10 @@ from harness import (
 from onnx import helper, numpy_helper
 
 from hybridc.errors import UnsupportedError
+from hybridc.lowering import ops
+from hybridc.lowering.call import Operator
+from tests.models import relu_model, save
+from tests.support import hybridc
 
 
 def chain(nodes, inputs, weights):
@@ -199,3 +203,18 @@ def test_a_value_used_twice_and_passed_through_is_right():
     )
     (got,) = run_lowered(lower_model(model), [floats(2, 3)])
     assert_same(got, floats(2, 3) * 2, 1e-6)
+
+
+@pytest.mark.parametrize("fault", [AttributeError, AssertionError, NameError])
+def test_a_fault_of_a_converter_is_no_refusal(fault, tmp_path, monkeypatch):
+    """Nobody is told that a node is not supported where hybridc is at fault: exit code 1."""
+
+    def broken(_call):
+        raise fault("oops")
+
+    table = ops.OperatorTable((Operator("Relu", broken),))
+    monkeypatch.setattr(ops, "default_table", lambda: table)
+    path = save(relu_model(), tmp_path / "m.onnx")
+    outcome = hybridc("compile", path, "-o", tmp_path / "b.hyb")
+    assert outcome.code == 1
+    assert f"lowering relu (Relu) failed: {fault.__name__}: oops" in outcome.stderr
