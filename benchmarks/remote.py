@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -174,7 +173,7 @@ def _free_port() -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured over one link; seconds are medians of whole calls."""
+    """What was measured over one link; seconds are the best of whole calls."""
 
     megabits: float
     round_trip_ms: float
@@ -233,15 +232,15 @@ def _settle(model: Any, inputs: Any) -> None:
         plan = status.plan
 
 
-def _medians(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
-    """Median time of each call, in turns: as many as fit, five at least."""
+def _best(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+    """Best time of each call, in turns: as many as fit, five at least."""
     times: list[list[float]] = [[] for _ in calls]
     while len(times[0]) < 5 or sum(map(sum, times)) < seconds:
         for call, own in zip(calls, times, strict=True):
             start = time.perf_counter()
             call()
             own.append(time.perf_counter() - start)
-    return [statistics.median(own) for own in times]
+    return [min(own) for own in times]
 
 
 def _same(actual: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -7,8 +7,9 @@ counts with the predictions of the compile, scaled by how far these were off whe
 The link's two figures are medians of the last measurements, so that one that lies counts for
 nothing, and two that agree count at once.
 
-Another plan takes over only if it is faster by a margin and the present one has had some calls. So
-near the point where two plans are equally fast, noise does not make the choice swing.
+Another plan takes over only if it is faster by a margin and the present one has had some calls, or
+if it is far faster. So near the point where two plans are equally fast, noise does not make the
+choice swing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ MARGIN = 0.9
 """Another plan takes over if its time is below this share of the present one's."""
 
 DWELL = 3
-"""Calls before another plan may take over."""
+"""Calls of a plan before another may take over by that margin."""
+
+HURRY = 0.5
+"""The share that counts before: a plan that turns out to be far worse is left at once."""
 
 _RECENT = 3
 _LARGE = 4096
@@ -134,8 +138,8 @@ class Chooser:
         if best == self.current:
             return
         if self.current in able:
-            too_soon = self._calls < DWELL
-            if too_soon or self.seconds(best) > MARGIN * self.seconds(self.current):
+            share = MARGIN if self._calls >= DWELL else HURRY
+            if self.seconds(best) > share * self.seconds(self.current):
                 return
         self.current = best
         self.switches += 1

@@ -72,6 +72,15 @@ def test_one_measurement_that_lies_changes_nothing():
     assert chooser.current == CUT
 
 
+def test_a_plan_that_turns_out_far_worse_is_left_at_once():
+    chooser = Chooser(PLANS, EXPECTED, LOCAL)
+    run(chooser, 12.5e6)
+    assert chooser.current == CUT
+    chooser.note_exchange(CUT.bytes, 0.01)
+    chooser.note_run(CUT, CUT.edge_seconds, 0.5)
+    assert chooser.current == LOCAL
+
+
 def test_a_server_that_is_gone_leaves_the_local_plan():
     chooser = Chooser(PLANS, EXPECTED, CUT)
     chooser.note_failure()
