@@ -1,6 +1,6 @@
 """From a Relax module to a shared library.
 
-lowered -> pack integer products -> legalize -> block layouts -> fuse -> schedule
+lowered -> pack products -> legalize -> block layouts -> fuse -> schedule
 -> relax alignment -> plan memory -> LLVM -> link
 """
 
@@ -16,6 +16,7 @@ from hybridc.targets import relax_pipeline
 from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout import block_layouts
+from hybridc.targets.llvm.layout.products import pack_products
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.memory import planned_bytes
 from hybridc.targets.llvm.schedules import schedule_module
@@ -46,6 +47,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artif
     link = linker_for(cpu)
     with cpu.target:
         module, weights = pack_integer_products(module, weights, cpu)
+        module, weights = pack_products(module, weights, cpu)
         module, weights = block_layouts(legalize(module, cpu), weights, cpu)
         module = fuse(module, cpu)
         module = schedule_module(module, cpu)

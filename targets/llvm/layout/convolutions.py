@@ -19,17 +19,13 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (
     shared_cycles,
 )
 from hybridc.targets.llvm.schedules.blocks import (
-    axes_of,
     blocks_of,
-    collect,
-    is_choice,
     is_reduction,
-    is_spatial,
-    loads_of,
     store_of,
 )
 from hybridc.targets.llvm.schedules.conv2d import Convolution, choose_chunk, find_convolution
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.padding import padding_of
 from hybridc.targets.llvm.schedules.registers import cycles_of
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -125,81 +121,16 @@ def find_plain_convolution(function: tirx.PrimFunc) -> PlainConvolution:
 def _padding(block: Any, data: Any, found: Convolution) -> tuple[int, int]:
     """Padding in front of rows and columns, with zeros, as a block adds it."""
     store = store_of(block)
-    if store is None or not is_spatial(block) or not store.buffer.same_as(found.source):
+    if store is None or not store.buffer.same_as(found.source):
         raise Misfit("not padding")
-    axes, value = axes_of(block), store.value
-    loads = loads_of(block)
-    if len(loads) != 1 or not loads[0].source.same_as(data):
-        raise Misfit("not one load")
-    (load,) = loads
-    if not load.indices[0].same_as(axes[0]) or not load.indices[1].same_as(axes[1]):
-        raise Misfit("padding of images or channels")
-    before = tuple(_offset(load.indices[i], axes[i]) for i in range(2, len(axes)))
-    if not load.same_as(value):
-        _check_zero_outside(value, load, data, before, axes)
-    elif any(before) or _sizes(store.buffer) != _sizes(data):
-        raise Misfit("a copy that is not whole")
+    source, before, fill = padding_of(block, 1 if found.is_flat else 2)
+    if not source.same_as(data) or fill not in (None, 0.0):
+        raise Misfit("padding with something else than zero")
     return (0, before[0]) if found.is_flat else (before[0], before[1])
 
 
 def _sizes(buffer: Any) -> list[int]:
     return [int(dim) for dim in buffer.shape]
-
-
-def _offset(index: Any, axis: Any) -> int:
-    """The constant k of ``axis - k``."""
-    coefficients = tvm.sym.detect_linear_equation(index, [axis])
-    if len(coefficients) != 2 or not all(isinstance(c, tirx.IntImm) for c in coefficients):
-        raise Misfit("not affine padding")
-    scale, base = map(int, coefficients)
-    if scale != 1 or base > 0:
-        raise Misfit("not padding")
-    return -base
-
-
-def _check_zero_outside(
-    value: Any, load: Any, data: Any, before: tuple[int, ...], axes: list[Any]
-) -> None:
-    """Raise unless ``value`` is the load where it is inside the data and zero elsewhere."""
-    if not is_choice(value):
-        raise Misfit("not padding")
-    condition, inside, outside = value.args
-    zero = isinstance(outside, tirx.FloatImm) and float(outside.value) == 0
-    if not inside.same_as(load) or not zero:
-        raise Misfit("padding with something else than zero")
-    low: list[int] = [0 for _ in before]
-    high: list[int | None] = [None for _ in before]
-    for comparison in collect(condition, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Or, tirx.Not):
-        if not isinstance(comparison, tirx.LT | tirx.LE):
-            raise Misfit("an unexpected condition")
-        _narrow(comparison, axes, low, high)
-    sizes = _sizes(data)[2:]
-    for axis in range(len(before)):
-        top, bottom = before[axis], before[axis] + sizes[axis]
-        ends = high[axis] if high[axis] is not None else bottom
-        if low[axis] != top or ends != bottom:
-            raise Misfit("padding that hides data")
-
-
-def _narrow(comparison: Any, axes: list[Any], low: list[int], high: list[int | None]) -> None:
-    """Take account of ``k <= axis`` or ``axis < k``."""
-    left, right = comparison.a, comparison.b
-    for i, axis in enumerate(axes[2:]):
-        if (
-            isinstance(comparison, tirx.LE)
-            and right.same_as(axis)
-            and isinstance(left, tirx.IntImm)
-        ):
-            low[i] = max(low[i], int(left))
-            return
-        if (
-            isinstance(comparison, tirx.LT)
-            and left.same_as(axis)
-            and isinstance(right, tirx.IntImm)
-        ):
-            high[i] = int(right)
-            return
-    raise Misfit("an unexpected comparison")
 
 
 def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: Cpu) -> Geometry:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_convolution import schedule_blocked_convolution
+from hybridc.targets.llvm.schedules.blocked_pooling import schedule_blocked_pooling
 from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_spatial
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
 from hybridc.targets.llvm.schedules.extrema import with_finite_starts, with_infinite_starts
@@ -20,6 +21,7 @@ from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
 from hybridc.targets.llvm.schedules.integer_products import schedule_integer_product
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.matmul import schedule_matmul
+from hybridc.targets.llvm.schedules.packed_product import schedule_packed_product
 from hybridc.targets.llvm.schedules.reduction import (
     peel_reductions,
     schedule_chain,
@@ -117,6 +119,8 @@ def _stages(schedule: Schedule, cpu: Cpu) -> Schedule:
 
 _RULES: tuple[Rule, ...] = (
     schedule_blocked_convolution,
+    schedule_blocked_pooling,
+    schedule_packed_product,
     schedule_integer_product,
     schedule_convolution,
     _matmul,

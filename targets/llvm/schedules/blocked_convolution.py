@@ -15,8 +15,7 @@ are code of their own, which no primitive expresses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -24,11 +23,7 @@ from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import (
     BLOCKED,
     Geometry,
-    Pattern,
-    Run,
-    Tiling,
     choose_tiling,
-    runs,
 )
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
@@ -38,23 +33,14 @@ from hybridc.targets.llvm.schedules.blocks import (
     loads_of,
     store_of,
 )
-from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
+from hybridc.targets.llvm.schedules.emitter import Emitter
+from hybridc.targets.llvm.schedules.finishing import finish_of, may_fold
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
-from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
-from hybridc.targets.llvm.schedules.splice import replace_nest, without_buffer
-from hybridc.targets.llvm.schedules.statements import int64, prefetch, sequence, serial_loop
+from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.splice import replace_nest, without_unused_buffers
 from tvm import tirx
 from tvm.s_tir import Schedule
-
-CACHE_BYTES = 512 * 1024
-"""What of the second-level cache one operand may fill."""
-
-LINE_BYTES = 64
-"""A cache line."""
-
-PREFETCH_TILES = 32
-"""Tiles that use a panel of weights, up to which the next one is fetched ahead."""
 
 
 def schedule_blocked_convolution(schedule: Schedule, cpu: Cpu) -> Schedule:
@@ -63,21 +49,62 @@ def schedule_blocked_convolution(schedule: Schedule, cpu: Cpu) -> Schedule:
     Raises:
         Misfit: The function is not of this kind.
     """
-    anchors = [block for block in blocks_of(schedule) if BLOCKED in schedule.get(block).annotations]
+    return schedule_written(schedule, cpu, BLOCKED, _nest)
+
+
+def schedule_written(
+    schedule: Schedule,
+    cpu: Cpu,
+    kind: str,
+    write: Callable[[Geometry, Cpu, Any, Any | None], Any],
+) -> Schedule:
+    """Schedule a function around one block with an annotation that holds a geometry.
+
+    Args:
+        schedule: Changed in place.
+        cpu: The processor.
+        kind: Name of the annotation.
+        write: ``(geometry, cpu, anchor, final block or None)`` to the loops of both blocks.
+
+    Raises:
+        Misfit: There is no such block, or more than one.
+    """
+    anchors = [block for block in blocks_of(schedule) if kind in schedule.get(block).annotations]
     if len(anchors) != 1:
-        raise Misfit("not one blocked convolution")
+        raise Misfit(f"not one {kind}")
     anchor = schedule.get(anchors[0])
-    geometry = Geometry(*map(int, anchor.annotations[BLOCKED]))
+    geometry = Geometry(*map(int, anchor.annotations[kind]))
+    return schedule_around(schedule, cpu, anchor, lambda final: write(geometry, cpu, anchor, final))
+
+
+def schedule_around(
+    schedule: Schedule,
+    cpu: Cpu,
+    anchor: Any,
+    write: Callable[[Any | None], Any],
+    padding: str | None = None,
+) -> Schedule:
+    """Put loops written out in place of an anchor's and of the block's that finishes it.
+
+    Args:
+        schedule: Changed in place.
+        cpu: The processor.
+        anchor: The anchor's block.
+        write: From the final block, or ``None``, to the loops of both.
+        padding: Name of a block that those loops do without.
+    """
     inline_spatial_blocks(schedule)
     final = _final_block(schedule, anchor.name_hint)
-    names = {str(anchor.name_hint)}
+    name = str(anchor.name_hint)
+    dropped = {padding} if padding else set()
     if final is not None:
-        names.add(str(schedule.get(final).name_hint))
-    nest = _nest(geometry, cpu, anchor, None if final is None else schedule.get(final))
+        dropped.add(str(schedule.get(final).name_hint))
+    nest = write(None if final is None else schedule.get(final))
     for block in blocks_of(schedule):
-        if schedule.get(block).name_hint not in names and is_spatial(schedule.get(block)):
+        other = schedule.get(block)
+        if other.name_hint not in (name, *dropped) and is_spatial(other):
             schedule_spatial(schedule, block, cpu)
-    return _with_nest(schedule, sorted(names), str(anchor.name_hint), nest)
+    return _with_nest(schedule, name, nest, dropped)
 
 
 def _final_block(schedule: Schedule, name: str) -> Any | None:
@@ -101,20 +128,30 @@ def _final_block(schedule: Schedule, name: str) -> Any | None:
     return readers[0] if direct else None
 
 
-def _with_nest(schedule: Schedule, names: list[str], anchor: str, nest: Any) -> Schedule:
-    """The schedule with the anchor's loops replaced and those of the final block dropped."""
+def _with_nest(schedule: Schedule, anchor: str, nest: Any, dropped: set[str]) -> Schedule:
+    """The schedule with the anchor's loops replaced and those of other blocks dropped."""
     function = schedule.mod["main"]
-    result: Any = store_of(schedule.get(schedule.get_sblock(anchor)))
-    for name in names:
-        if name != anchor:
-            # The tiles are finished in registers: nothing is left of the convolution's result.
-            function = replace_nest(function, name, [], ())
-            function = without_buffer(function, result.buffer)
+    for block in map(schedule.get, blocks_of(schedule)):
+        if str(block.name_hint) in dropped:
+            function = replace_nest(function, str(block.name_hint), [], ())
     function = replace_nest(function, anchor, [nest], ())
-    return Schedule(tvm.IRModule({"main": function}))
+    return Schedule(tvm.IRModule({"main": without_unused_buffers(function)}))
 
 
 def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
+    store: Any = store_of(anchor)
+    data, weight = operands_of(anchor)
+    tiling = choose_tiling(geometry, cpu, may_fold(final, geometry))
+    finish = finish_of(store, final)
+    return Emitter(geometry, tiling, data, weight, finish, str(store.buffer.dtype)).nest()
+
+
+def operands_of(anchor: Any) -> tuple[Any, Any]:
+    """The buffers of data and packed weights.
+
+    Raises:
+        Misfit: The block does not sum products.
+    """
     store: Any = store_of(anchor)
     product = store.value.b
     sources = [load.source for load in loads_of(anchor) if not load.source.same_as(store.buffer)]
@@ -122,363 +159,4 @@ def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
         raise Misfit("not a sum of products")
     weight = product.b.source
     (data,) = (source for source in sources if not source.same_as(weight))
-    finish, may_fold = finish_of(store, final, geometry)
-    tiling = choose_tiling(geometry, cpu, may_fold)
-    emitter = _Emitter(geometry, tiling, data, weight, finish, str(store.buffer.dtype))
-    return emitter.nest()
-
-
-@dataclass
-class _Tile:
-    """One register tile: where it is, and its accumulators by (row, column, vector).
-
-    Its number counts the tiles of one panel.
-    """
-
-    number: Any
-    row: Any
-    column: Any
-    height: int
-    width: int
-    down: Pattern | None
-    right: Pattern
-    accumulators: dict[tuple[int, int, int], Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Emitter:
-    """Writes the statements of one convolution."""
-
-    geometry: Geometry
-    tiling: Tiling
-    data: Any
-    weight: Any
-    finish: Finish
-    dtype: str
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether the tensors have one spatial axis only."""
-        return len(self.data.shape) == (3 if self.geometry.source_lanes == 1 else 4)
-
-    @property
-    def is_folded(self) -> bool:
-        """Whether the plane is the image's, walked as one row."""
-        return self.tiling.columns != self.geometry.columns
-
-    @property
-    def prefetches(self) -> bool:
-        """Whether the next panel's weights are fetched while this panel's are used.
-
-        Where few tiles use a panel, its first use waits for memory otherwise. Fetching behind the
-        last panel does no harm.
-        """
-        return self._tiles() <= PREFETCH_TILES and not self._rows_outside()
-
-    def _tiles(self) -> int:
-        """Number of register tiles of one panel."""
-        t = self.tiling
-        return -(-t.columns // t.tile_columns) * -(-t.rows // t.tile_rows)
-
-    def nest(self) -> Any:
-        """The whole loop nest: images, panels and rows outside, tiles inside."""
-        panels = self.geometry.panels
-        single = self.tiling.tile_rows == 1
-        rows = self.tiling.rows if single else 1
-        sizes = {"image": self.geometry.batch, "panel": panels, "row": rows}
-        order = ["image", "row", "panel"] if self._rows_outside() else ["image", "panel", "row"]
-        total = self.geometry.batch * panels * rows
-        task = tirx.Var("task", "int64")
-        places: dict[str, Any] = {}
-        rest: Any = task
-        for name in reversed(order):
-            size = sizes[name]
-            places[name] = tirx.floormod(rest, int64(size)) if size > 1 else int64(0)
-            rest = tirx.floordiv(rest, int64(size)) if size > 1 else rest
-        if total == 1:
-            return self._task(int64(0), int64(0), int64(0))
-        bound = {name: tirx.Var(name, "int64") for name in order}
-        body = self._task(bound["image"], bound["panel"], bound["row"])
-        binds = [tirx.Bind(bound[name], places[name]) for name in order]
-        work = total * self.tiling.columns * self.geometry.steps * self.geometry.vectors
-        parallel = work * self.geometry.lanes >= PARALLEL_WORK
-        kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
-        return tirx.For(task, int64(0), int64(total), kind, sequence([*binds, body]))
-
-    def _rows_outside(self) -> bool:
-        """Whether a row's inputs are used for all panels before the next row's are touched."""
-        g = self.geometry
-        itemsize = tvm.DataType(self.dtype).bits // 8
-        inputs = g.channels * g.groups * g.height * g.width * itemsize
-        weights = g.steps * g.blocks * g.lanes * itemsize
-        return bool(inputs > CACHE_BYTES >= weights)
-
-    def _task(self, image: Any, panel: Any, row: Any) -> Any:
-        g, t = self.geometry, self.tiling
-        horizontal = g.horizontal
-        if self.is_folded:
-            horizontal = type(horizontal)(t.columns, t.columns, 1, 1, 1, 0)
-        across = runs(horizontal, t.tile_columns)
-        if t.tile_rows == 1:
-            return self._row(image, panel, row, across)
-        (right,) = across
-        parts, before = [], 0
-        for down in runs(g.vertical, t.tile_rows):
-
-            def body(index: Any, down: Run = down, before: int = before) -> Any:
-                start = index * down.size + down.start
-                place = (before + index, start, int64(0), down.size, right.size)
-                return self._tile(image, panel, _Tile(*place, down.pattern, right.pattern))
-
-            parts.append(serial_loop(down.count, body, "rows"))
-            before += down.count
-        return sequence(parts)
-
-    def _row(self, image: Any, panel: Any, row: Any, across: Sequence[Run]) -> Any:
-        """The tiles of one row."""
-        parts, before = [], row * sum(right.count for right in across)
-        for right in across:
-
-            def body(index: Any, right: Run = right, before: Any = before) -> Any:
-                column = index * right.size + right.start
-                place = (before + index, row, column, 1, right.size)
-                return self._tile(image, panel, _Tile(*place, None, right.pattern))
-
-            parts.append(serial_loop(right.count, body, "tile"))
-            before = before + right.count
-        return sequence(parts)
-
-    def _tile(self, image: Any, panel: Any, tile: _Tile) -> Any:
-        """Set the accumulators to zero, reduce, finish."""
-        g = self.geometry
-        zero = tirx.Broadcast(tirx.const(0, self.dtype), g.lanes)
-        statements = []
-        for y in range(tile.height):
-            for x in range(tile.width):
-                for v in range(g.vectors):
-                    buffer = tirx.decl_buffer((g.lanes,), self.dtype, f"sum_{y}_{x}_{v}")
-                    tile.accumulators[y, x, v] = buffer
-                    statements += [tirx.AllocBuffer(buffer), self._put(buffer, zero)]
-        statements += self._reduction(image, panel, tile)
-        for (y, x, v), buffer in tile.accumulators.items():
-            at = self._pixel(tile.row + y, tile.column + x)
-            block = panel * g.vectors + v
-            place = [image, block, *at[self.is_flat :]]
-            store = self.finish(place, buffer, g.lanes)
-            if v >= g.blocks - (g.panels - 1) * g.vectors:
-                store = tirx.IfThenElse(block < g.blocks, store, None)
-            statements.append(store)
-        return sequence(statements)
-
-    def _pixel(self, row: Any, column: Any) -> tuple[Any, Any]:
-        if self.is_folded:
-            return int64(0), row * self.tiling.columns + column
-        return row, column
-
-    def _place(self, first: Any, second: Any, row: Any, column: Any, *rest: Any) -> list[Any]:
-        """Indices of an input element; without a row if there is one spatial axis only."""
-        return [first, second, *([] if self.is_flat else [row]), column, *rest]
-
-    def _put(self, buffer: Any, value: Any) -> Any:
-        return tirx.BufferStore(buffer, value, [self._lanes(0)])
-
-    def _lanes(self, base: Any) -> Any:
-        first = int64(base) if isinstance(base, int) else base
-        return tirx.Ramp(first, int64(1), self.geometry.lanes)
-
-    def _reduction(self, image: Any, panel: Any, tile: _Tile) -> list[Any]:
-        """The loops over input channels and kernel positions around the multiply-adds.
-
-        Kernel columns are loops of their own around the channels; at borders, where each needs
-        code of its own, they are outermost. Were they side by side, LLVM would keep the scalars
-        that they share in registers, of which there are not enough.
-        """
-        g = self.geometry
-        if g.depthwise:
-            return [self._kernel_rows(tile, lambda tap: self._depthwise(image, panel, tile, tap))]
-        if g.mixes_groups:
-            return self._mixed_reduction(image, panel, tile)
-        first = self._first_block(panel)
-
-        def products(block: Any, lane: Any, tap: Any, column: Any) -> Any:
-            source = (image, first + lane) if g.source_lanes == 1 else (image, first + block, lane)
-            return self._products(source, [panel, block, tap, column, lane], tile)
-
-        if g.source_lanes == 1:
-            return self._plain_reduction(tile, products)
-        inside = min(g.source_lanes, g.channels)
-        whole, rest = divmod(g.channels, inside)
-
-        def blocks(start: int, count: int, lanes: int) -> list[Any]:
-            def position(block: Any, tap: Any, column: Any) -> Any:
-                loop = serial_loop(
-                    lanes, lambda lane: products(block, lane, tap, column), "channel"
-                )
-                return sequence([*self._fetch(panel, block, tap, column, lanes, tile), loop])
-
-            def nest(body: Callable[[Any, Any], Any]) -> Any:
-                def rows(block: Any) -> Any:
-                    return self._kernel_rows(tile, lambda tap: body(block, tap))
-
-                return serial_loop(count, rows, "block", start)
-
-            if all(map(all, tile.right)):
-
-                def columns(block: Any, tap: Any) -> Any:
-                    return sequence(self._kernel_columns(tile, lambda c: position(block, tap, c)))
-
-                return [nest(columns)]
-            return self._kernel_columns(tile, lambda c: nest(lambda b, t: position(b, t, c)))
-
-        found = blocks(0, whole, inside) if whole else []
-        return [*found, *blocks(whole, 1, rest)] if rest else found
-
-    def _mixed_reduction(self, image: Any, panel: Any, tile: _Tile) -> list[Any]:
-        """All input channels of the groups to which a panel's filters belong."""
-        g = self.geometry
-        width, last = g.vectors * g.lanes, int64(g.groups - 1)
-        low, high = (
-            tirx.min(tirx.floordiv(panel * width + offset, g.group_filters), last)
-            for offset in (0, width - 1)
-        )
-
-        def products(index: Any, tap: Any, column: Any) -> Any:
-            channel = low * g.channels + index
-            block, lane = (f(channel, g.source_lanes) for f in (tirx.floordiv, tirx.floormod))
-            source = (image, channel) if g.source_lanes == 1 else (image, block, lane)
-            return self._products(source, [panel, index, tap, column, int64(0)], tile)
-
-        count = (high - low + 1) * g.channels
-
-        def taps(column: Any) -> Any:
-            return self._kernel_rows(
-                tile, lambda tap: serial_loop(count, lambda i: products(i, tap, column), "channel")
-            )
-
-        return self._kernel_columns(tile, taps)
-
-    def _fetch(
-        self, panel: Any, block: Any, tap: Any, column: Any, lanes: int, tile: _Tile
-    ) -> list[Any]:
-        """Prefetches of the tile's share of the next panel's weights at one kernel position."""
-        if not self.prefetches:
-            return []
-        g = self.geometry
-        elements = LINE_BYTES // (tvm.DataType(self.dtype).bits // 8)
-        share = -(-lanes * g.vectors * g.lanes // (elements * self._tiles()))
-
-        def line(index: Any) -> Any:
-            at = (tile.number * share + index) * elements
-            return prefetch(
-                tirx.BufferLoad(self.weight, [panel + 1, block, tap, column, int64(0), at])
-            )
-
-        return [serial_loop(share, line, "line")]
-
-    def _plain_reduction(self, tile: _Tile, products: Callable[..., Any]) -> list[Any]:
-        """Few channels of a plain input: the kernel rows are innermost."""
-
-        def column(at: Any) -> Any:
-            def channel(lane: Any) -> Any:
-                return self._kernel_rows(tile, lambda tap: products(int64(0), lane, tap, at))
-
-            return serial_loop(self.geometry.channels, channel, "channel")
-
-        return self._kernel_columns(tile, column)
-
-    def _kernel_columns(self, tile: _Tile, body: Callable[[Any], Any]) -> list[Any]:
-        """Statements for the kernel columns: one loop where all pixels read an input."""
-        if all(map(all, tile.right)):
-            return [serial_loop(self.geometry.kernel_columns, body, "column")]
-        columns = [c for c, reads in enumerate(tile.right) if any(reads)]
-        return [body(int64(c)) for c in columns]
-
-    def _first_block(self, panel: Any) -> Any:
-        """Number of the input block, or of the plain channel, where a panel's group begins."""
-        g = self.geometry
-        if g.groups == 1:
-            return int64(0)
-        per_group = g.blocks // g.groups // g.vectors
-        return tirx.floordiv(panel, int64(per_group)) * (g.channels // g.source_lanes)
-
-    def _kernel_rows(self, tile: _Tile, body: Callable[[Any], Any]) -> Any:
-        """The loop over kernel rows: those that meet the input, known now or at run time."""
-        axis = self.geometry.vertical
-        if tile.down is not None:
-            taps = [tap for tap in range(axis.taps) if any(tile.down[tap])]
-            return sequence([body(int64(tap)) for tap in taps]) if taps else tirx.Evaluate(0)
-        if not axis.is_clipped:
-            return serial_loop(axis.taps, body, "tap")
-        at = tile.row * axis.step - axis.before
-        reach = int64(axis.reach)
-        low = tirx.max(tirx.floordiv(reach - 1 - at, reach), int64(0))
-        high = tirx.min(tirx.floordiv(int64(axis.inputs - 1) - at, reach) + 1, int64(axis.taps))
-        variable = tirx.Var("tap", "int64")
-        return tirx.For(variable, low, high - low, tirx.ForKind.SERIAL, body(variable))
-
-    def _places(self, tile: _Tile, tap: Any, column: Any) -> list[tuple[int, int, Any, Any]]:
-        """Pixels of the tile that read an input at a kernel position, and where they read it."""
-        g = self.geometry
-        whole = all(map(all, tile.right))
-        found = []
-        for y in range(tile.height):
-            if tile.down is not None and not tile.down[int(tap)][y]:
-                continue
-            for x in range(tile.width):
-                if not (whole or tile.right[int(column)][x]):
-                    continue
-                row, at = self._pixel(tile.row + y, tile.column + x)
-                if not self.is_folded:
-                    row = row * g.row_step + tap * g.row_reach - g.top
-                    at = at * g.column_step + column * g.column_reach - g.left
-                found.append((y, x, row, at))
-        return found
-
-    def _products(self, source: Sequence[Any], factor: Sequence[Any], tile: _Tile) -> Any:
-        """Multiply-adds for one input channel and kernel position.
-
-        Args:
-            source: Indices of the input but for the two spatial ones, which follow the second.
-            factor: Indices of the packed weights but for the last.
-            tile: The register tile.
-        """
-        g = self.geometry
-        statements: list[Any] = []
-        vectors = [
-            self._bind(
-                tirx.BufferLoad(self.weight, [*factor, self._lanes(v * g.lanes)]), statements
-            )
-            for v in range(g.vectors)
-        ]
-        for y, x, row, column in self._places(tile, factor[2], factor[3]):
-            at = self._place(*source[:2], row, column, *source[2:])
-            scalar = self._bind(tirx.BufferLoad(self.data, at), statements)
-            for v, vector in enumerate(vectors):
-                product = tirx.Broadcast(scalar, g.lanes) * vector
-                statements.append(self._add(tile.accumulators[y, x, v], product))
-        return sequence(statements)
-
-    def _depthwise(self, image: Any, panel: Any, tile: _Tile, tap: Any) -> Any:
-        """Multiply-adds for one row of the kernel of a depthwise convolution."""
-        statements: list[Any] = []
-        lanes = self._lanes(0)
-        for column in range(self.geometry.kernel_columns):
-            places = self._places(tile, tap, int64(column))
-            if not places:
-                continue
-            at = [panel, tap, int64(column), lanes]
-            vector = self._bind(tirx.BufferLoad(self.weight, at), statements)
-            for y, x, row, at_column in places:
-                place = self._place(image, panel, row, at_column, lanes)
-                load = tirx.BufferLoad(self.data, place)
-                statements.append(self._add(tile.accumulators[y, x, 0], load * vector))
-        return sequence(statements) if statements else tirx.Evaluate(0)
-
-    def _bind(self, value: Any, statements: list[Any]) -> Any:
-        variable = tirx.Var("value", value.ty)
-        statements.append(tirx.Bind(variable, value))
-        return variable
-
-    def _add(self, buffer: Any, product: Any) -> Any:
-        lanes = self._lanes(0)
-        return self._put(buffer, tirx.BufferLoad(buffer, [lanes]) + product)
+    return data, weight

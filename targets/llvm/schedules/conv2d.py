@@ -158,7 +158,7 @@ def find_convolution(node: SBlock) -> Convolution:
         raise Misfit("the output is larger than what is computed")
     if not _same(store.indices, axes[:kept]) or not _same(weight.indices, [axes[1], *axes[kept:]]):
         raise Misfit("unexpected output or weight layout")
-    steps = [_steps(source.indices[2 + i], axes[2 + i], axes[3 + rank + i]) for i in range(rank)]
+    steps = [steps_of(source.indices[2 + i], axes[2 + i], axes[3 + rank + i]) for i in range(rank)]
     down, right = steps if rank == 2 else ((1, 1), *steps)
     shape = [int(dim) for dim in source.source.shape]
     channels = extents[kept]
@@ -191,7 +191,7 @@ def _same(indices: Any, axes: list[tirx.Var]) -> bool:
     )
 
 
-def _steps(index: Any, position: tirx.Var, offset: tirx.Var) -> tuple[int, int]:
+def steps_of(index: Any, position: tirx.Var, offset: tirx.Var) -> tuple[int, int]:
     """Stride and dilation of ``index = position * stride + offset * dilation``."""
     coefficients = tvm.sym.detect_linear_equation(index, [position, offset])
     if len(coefficients) != 3 or not all(isinstance(c, tirx.IntImm) for c in coefficients):

@@ -20,23 +20,39 @@ Finish = Callable[[Sequence[Any], Any, int], Any]
 """``(indices without the lane, accumulator, lanes)`` to the statement that stores a vector."""
 
 
-def finish_of(store: Any, final: Any | None, geometry: Geometry) -> tuple[Finish, bool]:
-    """How a vector of results is finished, and whether pixels may be counted in one row."""
+Place = Callable[[Sequence[Any], Any], Sequence[Any]]
+"""``(indices without the lane, lane)`` to the indices of a result."""
+
+
+def lane_last(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
+    """The place of a result in a blocked tensor."""
+    return [*indices, lane]
+
+
+def finish_of(store: Any, final: Any | None, place: Place = lane_last) -> Finish:
+    """How a vector of results is finished.
+
+    Args:
+        store: The store of the anchor's block.
+        final: The block that alone reads the result, or ``None``.
+        place: Where a result is.
+    """
     if final is None:
 
         def copy(indices: Sequence[Any], accumulator: Any, lanes: int) -> Any:
             lane = tirx.Var("lane", "int64")
             value = tirx.BufferLoad(accumulator, [lane])
-            body = tirx.BufferStore(store.buffer, value, [*indices, lane])
+            body = tirx.BufferStore(store.buffer, value, place(indices, lane))
             return _vectorized(lane, lanes, body)
 
-        return copy, True
+        return copy
     axes = axes_of(final)
     target: Any = store_of(final)
 
     def finish(indices: Sequence[Any], accumulator: Any, lanes: int) -> Any:
         lane = tirx.Var("lane", "int64")
-        mapping = dict(zip(axes, [*indices, lane], strict=True))
+        at = place(indices, lane)
+        mapping = dict(zip(axes, at, strict=True))
 
         def replace(load: Any) -> Any:
             if load.source.same_as(store.buffer):
@@ -45,10 +61,10 @@ def finish_of(store: Any, final: Any | None, geometry: Geometry) -> tuple[Finish
 
         value = tvm_ffi.structural_map(target.value, [(tvm.ir.TensorLoad, replace)])
         value = substitute(value, mapping)
-        body = tirx.BufferStore(target.buffer, value, [*indices, lane])
+        body = tirx.BufferStore(target.buffer, value, at)
         return _vectorized(lane, lanes, body)
 
-    return finish, _may_fold(final, geometry)
+    return finish
 
 
 def _vectorized(lane: Any, lanes: int, body: Any) -> Any:
@@ -56,8 +72,13 @@ def _vectorized(lane: Any, lanes: int, body: Any) -> Any:
     return tirx.For(lane, first, count, tirx.ForKind.VECTORIZED, body)
 
 
-def _may_fold(final: Any, geometry: Geometry) -> bool:
-    """Whether all loads of the final block use both spatial axes as the output does, or neither."""
+def may_fold(final: Any | None, geometry: Geometry) -> bool:
+    """Whether pixels may be counted in one row.
+
+    All loads of the final block must use both spatial axes as the output does, or neither.
+    """
+    if final is None:
+        return True
     _, _, *spatial, _ = axes_of(final)
     plane = [geometry.rows, geometry.columns][-len(spatial) :]
     for load in loads_of(final):

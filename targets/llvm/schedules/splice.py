@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tvm
 import tvm_ffi
 from hybridc.targets.llvm.schedules.blocks import collect
 from hybridc.targets.llvm.schedules.loops import Misfit
@@ -63,10 +64,12 @@ def replace_nest(
     return _with_root(function, body, [*root.alloc_buffers, *buffers])
 
 
-def without_buffer(function: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:
-    """The function without an intermediate buffer that need not exist, for it is not used."""
+def without_unused_buffers(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function without those intermediate buffers that nothing reads or writes."""
     root = function.body.block
-    kept = [other for other in root.alloc_buffers if not other.same_as(buffer)]
+    used = {load.source for load in collect(root.body, tvm.ir.TensorLoad)}
+    used |= {store.buffer for store in collect(root.body, tirx.BufferStore)}
+    kept = [buffer for buffer in root.alloc_buffers if buffer in used]
     return _with_root(function, root.body, kept)
 
 
