@@ -13,10 +13,18 @@ import click
 from hybridc.cli.hybrid import crossing_table
 from hybridc.cli.output import format_option, price, show, size, table
 from hybridc.cli.placing import OBJECTIVES, parse_profiles, read_plan
+from hybridc.errors import UsageError
 
 if TYPE_CHECKING:
     from hybridc.placement.plan_file import PlanCost, PlanFile, PlanGroup, Prediction
     from hybridc.placement.reconsider import Change
+
+html_option = click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the plan as one HTML page too, with the graph drawn and colored by device.",
+)
 
 _NAMES = {"throughput": "slowest stage"}
 
@@ -48,6 +56,7 @@ _NAMES = {"throughput": "slowest stage"}
     show_default=True,
     help="Time to search for another placement.",
 )
+@html_option
 @format_option
 def command(
     plan: Path,
@@ -56,6 +65,7 @@ def command(
     links: tuple[str, ...],
     objective: str | None,
     solve_seconds: float,
+    html: Path | None,
     format_: str,
 ) -> None:
     """Say why the nodes of PLAN, a plan's file or a bundle, are where they are.
@@ -72,6 +82,10 @@ def command(
     from hybridc.placement.reconsider import as_edited, reconsider
 
     before = as_edited(read_plan(plan))
+    if html is not None:
+        if node or profiles or links or objective:
+            raise UsageError("--html is about the plan as it is; leave other options out")
+        write_html(before, html)
     if profiles or links or objective:
         change = _change(before, profiles, links, objective, solve_seconds)
         after = reconsider(before, change)
@@ -84,6 +98,21 @@ def command(
         return
     group = find_group(before, node)
     show(format_, dataclasses.asdict(group), lambda: group_lines(before, group))
+
+
+def write_html(plan: PlanFile, path: Path) -> None:
+    """Write a plan as one HTML page.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    from hybridc.placement.report import html_report
+
+    texts = ["\n".join(group_lines(plan, group)) for group in plan.groups]
+    try:
+        path.write_text(html_report(plan, plan_lines(plan), texts), "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the report: {error}") from error
 
 
 def _change(
@@ -112,8 +141,6 @@ def find_group(plan: PlanFile, node: str) -> PlanGroup:
         UsageError: None does.
     """
     import difflib
-
-    from hybridc.errors import UsageError
 
     for group in plan.groups:
         if node in group.nodes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.cli.explain import html_option
 from hybridc.cli.output import format_option, show
 from hybridc.cli.placing import Asked, compile_options, cost_options, model_options, rule_options
 
@@ -34,12 +35,22 @@ if TYPE_CHECKING:
     help="Plan for several sizes of a dynamic dimension, as in batch=1,2,4..64, and show where the "
     "placement changes.",
 )
+@html_option
+@click.option(
+    "--save-model",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the simplified model as ONNX too, with the device and the reason of each node as "
+    "metadata.",
+)
 @click.option("--no-fallback", is_flag=True, help="Refuse nodes that no target compiles.")
 @format_option
 def command(
     model: Path,
     output: Path | None,
     sweep: str | None,
+    html: Path | None,
+    save_model: Path | None,
     no_fallback: bool,
     format_: str,
     **values: Any,
@@ -55,26 +66,30 @@ def command(
       hybridc plan model.onnx -o plan.json --target llvm --target cuda \\
           --profile llvm:0=zen3 --profile cuda:0=l4 --link llvm:0-cuda:0=100gbit,10us
     """
-    from hybridc.cli.explain import plan_lines
+    from hybridc.cli.explain import plan_lines, write_html
     from hybridc.cli.sweep import run_sweep, sweep_lines
     from hybridc.errors import UsageError
 
     def plan_for(shapes: Sequence[str]) -> PlanFile:
-        return _plan(model, {**values, "shapes": tuple(shapes)}, not no_fallback)
+        return _plan(model, {**values, "shapes": tuple(shapes)}, not no_fallback, save_model)
 
     if sweep is not None:
-        if output is not None:
-            raise UsageError("--sweep makes several plans; leave --output out")
+        if output or html or save_model:
+            raise UsageError("--sweep makes several plans; leave --output and other files out")
         data = run_sweep(sweep, values["shapes"], plan_for)
         show(format_, data, lambda: sweep_lines(data))
         return
     plan = plan_for(values["shapes"])
     if output is not None:
         _write(plan, output)
+    if html is not None:
+        write_html(plan, html)
     show(format_, dataclasses.asdict(plan), lambda: plan_lines(plan))
 
 
-def _plan(model: Path, values: Mapping[str, Any], fallback: bool) -> PlanFile:
+def _plan(
+    model: Path, values: Mapping[str, Any], fallback: bool, save_model: Path | None
+) -> PlanFile:
     """A plan, by options of the command line."""
     from hybridc.compiler import Options, plan_model
     from hybridc.errors import UsageError
@@ -84,9 +99,13 @@ def _plan(model: Path, values: Mapping[str, Any], fallback: bool) -> PlanFile:
     if options["hardware"] is None:
         names = ", ".join(device.name for device in options["devices"])
         raise UsageError(f"a plan needs to know the devices: give a --profile for {names}")
-    _, _, plan, _ = plan_model(
+    graph_model, _, plan, _ = plan_model(
         read_model(model), Options(**options, fallback=fallback, isolate=True)
     )
+    if save_model is not None:
+        from hybridc.placement.annotate import save_annotated
+
+        save_annotated(graph_model, plan, save_model)
     return plan
 
 
