@@ -15,6 +15,7 @@ tvm = pytest.importorskip("tvm")
 from hybridc.targets.llvm.build import legalize  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu  # noqa: E402
 from hybridc.targets.llvm.layout import block_layouts  # noqa: E402
+from hybridc.targets.llvm.schedules.emitter import loop_order  # noqa: E402
 from tvm import relax  # noqa: E402
 
 from tests.targets.test_llvm_layouts import (  # noqa: E402
@@ -112,3 +113,13 @@ def test_a_panel_of_missing_blocks_is_cut(cpu: Cpu) -> None:
         found = geometry(shape, 5 * lanes, (3, 3), lanes, vectors, pad=1)
         assert found.blocks % vectors
         check_kernel(found, shape, 5 * lanes, cpu)
+
+
+def test_images_share_a_panel_that_is_large(cpu: Cpu) -> None:
+    lanes = cpu.vector_bytes // 4
+    large, small = (
+        geometry((3, channels, 5, 4), 128, (3, 3), lanes, 2, pad=1) for channels in (128, 8)
+    )
+    assert loop_order(large, 4) == ["panel", "image", "row"]
+    assert loop_order(small, 4) == ["image", "panel", "row"]
+    check_kernel(large, (3, 128, 5, 4), 128, cpu)

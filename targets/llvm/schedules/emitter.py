@@ -50,6 +50,25 @@ class Tile:
     accumulators: dict[tuple[int, int, int], Any] = field(default_factory=dict)
 
 
+def loop_order(geometry: Geometry, itemsize: int) -> list[str]:
+    """Order of the loops over images, rows and panels, outermost first.
+
+    Where the weights fit into the second-level cache and an image does not, a row's inputs are used
+    for all panels before the next row's are touched. Where the weights do not fit, all images are
+    convolved with one panel before the next one if that moves less through the cache.
+    """
+    g = geometry
+    inputs = g.channels * g.groups * g.height * g.width * itemsize
+    weights = g.steps * g.blocks * g.lanes * itemsize
+    if inputs > CACHE_BYTES >= weights:
+        return ["image", "row", "panel"]
+    image_first = g.batch * (weights + inputs)
+    panel_first = weights + g.panels * g.batch * inputs
+    if weights > CACHE_BYTES and panel_first < image_first:
+        return ["panel", "image", "row"]
+    return ["image", "panel", "row"]
+
+
 @dataclass(frozen=True)
 class Emitter:
     """Writes the statements of one convolution."""
@@ -78,7 +97,8 @@ class Emitter:
         Where few tiles use a panel, its first use waits for memory otherwise. Fetching behind the
         last panel does no harm.
         """
-        return self._tiles() <= PREFETCH_TILES and not self._rows_outside()
+        order = loop_order(self.geometry, tvm.DataType(self.dtype).bits // 8)
+        return self._tiles() <= PREFETCH_TILES and order[-1] == "row"
 
     def _tiles(self) -> int:
         """Number of register tiles of one panel."""
@@ -91,7 +111,7 @@ class Emitter:
         single = self.tiling.tile_rows == 1
         rows = self.tiling.rows if single else 1
         sizes = {"image": self.geometry.batch, "panel": panels, "row": rows}
-        order = ["image", "row", "panel"] if self._rows_outside() else ["image", "panel", "row"]
+        order = loop_order(self.geometry, tvm.DataType(self.dtype).bits // 8)
         total = self.geometry.batch * panels * rows
         task = tirx.Var("task", "int64")
         places: dict[str, Any] = {}
@@ -105,18 +125,11 @@ class Emitter:
         bound = {name: tirx.Var(name, "int64") for name in order}
         body = self._task(bound["image"], bound["panel"], bound["row"])
         binds = [tirx.Bind(bound[name], places[name]) for name in order]
-        work = total * self.tiling.columns * self.geometry.steps * self.geometry.vectors
+        pixels = self.tiling.columns * (1 if single else self.tiling.rows)
+        work = total * pixels * self.geometry.steps * self.geometry.vectors
         parallel = work * self.geometry.lanes >= PARALLEL_WORK
         kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
         return tirx.For(task, int64(0), int64(total), kind, sequence([*binds, body]))
-
-    def _rows_outside(self) -> bool:
-        """Whether a row's inputs are used for all panels before the next row's are touched."""
-        g = self.geometry
-        itemsize = tvm.DataType(self.dtype).bits // 8
-        inputs = g.channels * g.groups * g.height * g.width * itemsize
-        weights = g.steps * g.blocks * g.lanes * itemsize
-        return bool(inputs > CACHE_BYTES >= weights)
 
     def _task(self, image: Any, panel: Any, row: Any) -> Any:
         g, t = self.geometry, self.tiling
