@@ -62,13 +62,14 @@ def run_reference(
 
 
 def open_session(
-    model: Path | bytes, operators: Sequence[str] = ()
+    model: Path | bytes, operators: Sequence[str] = (), optimize: bool = True
 ) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
     """A function that runs a model in ONNX Runtime on one thread.
 
     Args:
         model: Its file, or its contents.
         operators: Paths of libraries with custom operators.
+        optimize: Whether ONNX Runtime may rewrite the model.
 
     Raises:
         ModelError: ONNX Runtime cannot load it, or, when the function is called, run it.
@@ -77,6 +78,8 @@ def open_session(
 
     options = session_options(operators)
     options.intra_op_num_threads = 1  # the same sums in the same order on every machine
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = model if isinstance(model, bytes) else str(model)
     try:
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

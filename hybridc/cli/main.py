@@ -15,6 +15,7 @@ from hybridc.errors import HybridcError, InternalError
 
 VERBS = {
     "calibrate": "Measure what kernels and copies cost on a machine.",
+    "compare": "Run two models on the same inputs and show how their results differ.",
     "compile": "Compile an ONNX model to a bundle.",
     "doctor": "Show what this machine can build for and run on.",
     "explain": "Say why each node of a plan or bundle is where it is.",

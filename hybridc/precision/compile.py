@@ -31,7 +31,7 @@ from hybridc.frontend.shapes import Range, specialize
 from hybridc.lowering.ops import default_table
 from hybridc.passes.pipeline import run_passes
 from hybridc.passes.raise_opset import ensure_opset
-from hybridc.precision.budget import Budget, Outputs
+from hybridc.precision.budget import Budget, Outputs, relative_error
 from hybridc.precision.quantize import (
     DYNAMIC,
     FP16,
@@ -47,14 +47,16 @@ from hybridc.precision.quantize import (
 from hybridc.precision.samples import FEW, Samples, load_samples, specs_of
 from hybridc.precision.weights import quantize_weights
 from hybridc.reference import open_session
+from hybridc.runtime.arrays import make_inputs, write_arrays
 from hybridc.runtime.loader import load
 
 OPSET = 17
 """Opset that a model is raised to, if it can be, before it is quantized."""
 
-TOLERANCE = 0.05
-"""Error allowed between the bundle and ONNX Runtime on the quantized model. Where a sum lies
-between two steps, the two may round differently, and the difference grows on its way."""
+SPREAD, LEAST_TOLERANCE = 3, 0.02
+"""Error allowed between the bundle and ONNX Runtime on the quantized model: a multiple of the
+difference between ONNX Runtime with and without its own optimizations. Where a number lies between
+two steps, any two of them may round differently, and the difference grows on its way."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def compile_in_precision(
         with staging_folder(output) as staging, TemporaryDirectory(prefix="hybridc-") as folder:
             source = Path(folder) / model.name
             onnx.save(quantized, source)
-            inner = _inner(options, prepared)
+            inner = _inner(options, prepared, samples, quantized, Path(folder))
             report = compile_model(source, staging / "bundle", inner, _without_reading(progress))
             if wanted.budget is not None and samples is not None:
                 notes.append(_keep_budget(model, staging / "bundle", prepared, samples, wanted))
@@ -195,15 +197,42 @@ def _quantized(
     return quantize_static(prepared.model, Calibration(used, wanted.method)), notes
 
 
-def _inner(options: Options, prepared: Prepared) -> Options:
-    """Options for the quantized model, whose shapes and bindings are set already."""
-    tolerance = options.tolerance
+def _inner(
+    options: Options,
+    prepared: Prepared,
+    samples: Samples | None,
+    quantized: onnx.ModelProto,
+    folder: Path,
+) -> Options:
+    """Options for the quantized model, whose shapes and bindings are set already.
+
+    It is checked on a real sample if there is one.
+    """
+    sizes = {name: size.low for name, size in prepared.dims.items()}
+    last: Mapping[str, Array] = make_inputs(prepared.inputs, sizes, 0)
+    if samples is not None:
+        *_, last = samples
+    files, tolerance = options.samples, options.tolerance
+    if not files:
+        files = (folder / "sample.npz",)
+        write_arrays(files[0], last)
+    if tolerance == DEFAULT_TOLERANCE and options.verify:
+        tolerance = max(LEAST_TOLERANCE, SPREAD * _spread(quantized.SerializeToString(), last))
     return dataclasses.replace(
         options,
         shapes={name: (size,) for name, size in prepared.dims.items()},
         bindings={},
-        tolerance=TOLERANCE if tolerance == DEFAULT_TOLERANCE else tolerance,
+        samples=files,
+        tolerance=tolerance,
     )
+
+
+def _spread(model: bytes, sample: Mapping[str, Array]) -> float:
+    """How much ONNX Runtime's own optimizations change the outputs."""
+    plain, optimized = (
+        open_session(model, optimize=optimize)(sample) for optimize in (False, True)
+    )
+    return relative_error(plain, optimized)
 
 
 def _copied(model: onnx.ModelProto, path: Path) -> Path:

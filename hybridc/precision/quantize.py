@@ -8,9 +8,10 @@
     fp16           floats in 16 bits, but for operators that need more
 
 The work is done by onnxruntime.quantization; what is decided here is which nodes take part.
-Around a convolution, additions, pools and concatenations of images take part too, so that what
-goes from one convolution to the next is 8 bits wide. The result of a matrix product is left in
-float, since what follows it in a transformer (softmax, normalization) needs it.
+Around a convolution, sums of two images, pools and concatenations take part too, so that what goes
+from one convolution to the next is 8 bits wide. Other element-wise work stays float: it is done in
+registers, and a step between would only cost accuracy and time. The result of a matrix product is
+left in float, since what follows it in a transformer (softmax, normalization) needs it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PER_CHANNEL_SINCE = 13
 """Opset from which a scale may belong to one channel."""
 
 _ANCHORS = ("Conv", "MatMul", "Gemm")
-_IMAGES = ("Add", "AveragePool", "Concat", "GlobalAveragePool", "MaxPool", "Mul", "Resize")
+_IMAGES = ("Add", "AveragePool", "Concat", "GlobalAveragePool", "MaxPool", "Resize")
 _WEIGHT_OF = {"Conv": 1, "MatMul": 1, "Gemm": 1}
 
 
@@ -160,6 +161,7 @@ def quantizable(model: onnx.ModelProto) -> list[str]:
         node
         for node in model.graph.node
         if node.op_type in _IMAGES and not node.domain and ranks.get(node.output[0]) == 4
+        if not weights.intersection(node.input[:2])
     ]
     convolves = any(node.op_type == "Conv" for node in anchors)
     chosen = {node.name for node in (*anchors, *(images if convolves else ()))}
