@@ -106,6 +106,23 @@ def test_convolutions_over_one_axis_are_blocked(cpu: Cpu) -> None:
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
+def shuffled_net(builder: relax.BlockBuilder, x: Any, weight: Callable[[Array], Any]) -> Any:
+    """A unit of ShuffleNet: grouped, shuffled, depthwise and grouped again."""
+    first, deep, last = randoms((36, 12, 1, 1), (36, 1, 3, 3), (36, 12, 1, 1))
+    y = builder.emit(op.nn.relu(builder.emit(op.nn.conv2d(x, weight(first), groups=3))))
+    y = builder.emit(op.reshape(y, (2, 3, 12, 9, 10)))
+    y = builder.emit(op.reshape(builder.emit(op.permute_dims(y, [0, 2, 1, 3, 4])), (2, 36, 9, 10)))
+    y = builder.emit(op.nn.conv2d(y, weight(deep), padding=1, groups=36))
+    return builder.emit(op.add(builder.emit(op.nn.conv2d(y, weight(last), groups=3)), x))
+
+
+def test_channels_are_shuffled_between_groups(cpu: Cpu) -> None:
+    module, weights = network((2, 36, 9, 10), shuffled_net)
+    (x,) = draw([(2, 36, 9, 10)])
+    results = [run(module, weights, x, cpu, choice) for choice in (False, True)]
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
 def test_a_panel_of_missing_blocks_is_cut(cpu: Cpu) -> None:
     lanes = cpu.vector_bytes // 4
     shape = (1, 9, 10, 11)
