@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from hybridc.errors import UsageError
 from hybridc.runtime.calls import Call
 from hybridc.runtime.cuda import load_runtime_library
 from hybridc.runtime.executor import Executor, Observer
+from hybridc.runtime.gate import CUDA, Gate
 from hybridc.runtime.inputs import InputReader
 from hybridc.runtime.library import load_runtime
 from hybridc.runtime.machine import require
@@ -55,6 +57,7 @@ class Model:
         self._observer = observer
         self._threads = threads or available_threads()
         self._compiled = any(manifest.runtime.values())
+        self._gate = _gate_of(manifest)
         self._parts: Sequence[LoadedPart] | None = parts
         self._reader = InputReader(manifest, {part.place for part in parts})
         self._types = [(spec.name, spec.dtype) for spec in manifest.outputs]
@@ -112,12 +115,13 @@ class Model:
     def run_tensors(self, tensors: list[Any]) -> list[Any]:
         """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors."""
         executor = self._executor()
-        if self._is_shared_out:
-            results = self._start(executor, tensors).result()
-        else:
-            if self._compiled:
-                use_threads(self._threads)
-            results = executor.run(tensors)
+        with _guard(self._gate, alone=executor.is_new):
+            if self._is_shared_out:
+                results = self._start(executor, tensors).result()
+            else:
+                if self._compiled:
+                    use_threads(self._threads)
+                results = executor.run(tensors)
         self._give_back(executor)  # one that raised is not used again
         return results
 
@@ -161,15 +165,21 @@ class Model:
         return Model(self.manifest, parts, self._threads, timeline.observe)
 
     def _submit(self, arrays: Mapping[str, Any]) -> Future[list[Any]]:
-        """Begin a call."""
+        """Begin a call; an executor's first call ends before this returns."""
         tensors = self._reader.read(arrays)
         executor = self._executor()
+        alone = self._gate is not None and executor.is_new
+        guard = _guard(self._gate, alone=alone)
+        guard.__enter__()
         future = self._start(executor, tensors)
 
         def end(done: Future[list[Any]]) -> None:
+            guard.__exit__(None, None, None)
             if done.exception() is None:
                 self._give_back(executor)
 
+        if alone:
+            future.exception()  # waits
         future.add_done_callback(end)
         return future
 
@@ -182,6 +192,9 @@ class Model:
             return Executor(self.manifest, self._parts, self._observer)
 
     def _start(self, executor: Executor, tensors: list[Any]) -> Future[list[Any]]:
+        """Begin a call on the workers; an executor's first with CUDA runs here, task by task."""
+        if self._gate is not None and executor.is_new:
+            return _done(executor, tensors)
         return Call(executor, self._workers, tensors, next(self._calls)).start()
 
     def _give_back(self, executor: Executor) -> None:
@@ -190,9 +203,10 @@ class Model:
 
     def close(self) -> None:
         """Release code and weights. Arrays returned before stay valid."""
-        self._parts = None
-        self._idle.clear()
-        self._workers.close()
+        with _guard(self._gate):
+            self._parts = None
+            self._idle.clear()
+            self._workers.close()
 
     def __enter__(self) -> Model:
         return self
@@ -256,12 +270,34 @@ def load_bundle(
     arrays = bundle.tensors(manifest.weights)
     weights = {name: to_tensor(array) for name, array in arrays.items()}
     count = threads or available_threads()
-    if manifest.plans:
-        from hybridc.runtime.remote import load_hybrid
+    with _guard(_gate_of(manifest)):
+        read = bundle.read_code
+        if manifest.plans:
+            from hybridc.runtime.remote import load_hybrid
 
-        load_one = functools.partial(
-            load_part, manifest, read=bundle.read_code, weights=weights, threads=count
-        )
-        return load_hybrid(manifest, load_one, count, remote, client)
-    parts = [load_part(manifest, spec, bundle.read_code, weights, count) for spec in manifest.parts]
+            load_one = functools.partial(
+                load_part, manifest, read=read, weights=weights, threads=count
+            )
+            return load_hybrid(manifest, load_one, count, remote, client)
+        parts = [load_part(manifest, spec, read, weights, count) for spec in manifest.parts]
     return Model(manifest, parts, count)
+
+
+def _gate_of(manifest: Manifest) -> Gate | None:
+    return CUDA if any(device.kind == "cuda" for device in manifest.devices) else None
+
+
+def _guard(gate: Gate | None, *, alone: bool = False) -> AbstractContextManager[None]:
+    if gate is None:
+        return nullcontext()
+    return gate.alone() if alone else gate.together()
+
+
+def _done(executor: Executor, tensors: list[Any]) -> Future[list[Any]]:
+    """A call that has ended."""
+    future: Future[list[Any]] = Future()
+    try:
+        future.set_result(executor.run(tensors))
+    except Exception as error:
+        future.set_exception(error)
+    return future
