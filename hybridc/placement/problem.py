@@ -9,9 +9,10 @@ and its outputs end there.
     tensor on llvm:0 -+                      +--> both read one copy
                       +--> group on cuda:0 --+
 
-The parts run one after another, as the loader's executor runs them, so the latency of a plan is the
-sum over its groups and copies: exact for that executor, and no branches overlap. In a pipeline all
-devices and links work at once on different inputs, and the busiest decides.
+The latency of a plan is the sum over its groups and copies: what a run takes whose parts wait for
+each other. The loader's executor runs branches on different devices at the same time, so for plans
+with such branches it is an upper bound. In a pipeline all devices and links work at once on
+different inputs, and the busiest decides.
 """
 
 from __future__ import annotations
