@@ -78,6 +78,8 @@ def compile_function(values: Mapping[str, Any]) -> Callable[..., Report]:
         if given:
             raise UsageError(f"--{given[0]} is for a --precision other than fp32")
         return compile_model
+    if values.get("remote"):
+        raise UsageError(f"--precision {values['precision']} is not for plans with a server yet")
     from hybridc.precision.budget import parse_budget
     from hybridc.precision.compile import Wanted, compile_in_precision
 
