@@ -21,6 +21,8 @@ import onnx
 from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
+from tests.conformance.disputed import dispute
+
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 EXPECTED_FAILURES = Path(__file__).with_name("expected_failures.json")
 FAILURES_WITH_FALLBACK = Path(__file__).with_name("expected_failures_with_fallback.json")
@@ -145,7 +147,8 @@ def _fault(name: str, fallback: bool) -> tuple[str, str | None]:
     except Exception as error:
         lines = str(error).strip().splitlines()
         return name, (lines[-1].strip() if lines else type(error).__name__)[:200]
-    return name, fault and f"WRONG: {fault}"
+    found = dispute(name)
+    return name, fault and (found[0] if found else f"WRONG: {fault}")
 
 
 def _main() -> None:
