@@ -85,42 +85,24 @@ def find_pooling(schedule: Schedule, block: Any, cpu: Cpu) -> Pooling:
         Misfit: It computes something else.
     """
     node = schedule.get(block)
-    store, extents = store_of(node), extents_of(node)
-    if store is None or extents is None or len(extents) != 7:
-        raise Misfit("not seven static axes")
-    kinds = [axis.iter_type == tirx.IterVar.CommReduce for axis in node.iter_vars]
-    lanes = extents[4]
-    if kinds != [False] * 5 + [True] * 2 or lanes * 4 != cpu.vector_bytes:
-        raise Misfit("not a window over blocked pixels")
-    axes, value = axes_of(node), store.value
-    if not isinstance(value, tirx.Max | tirx.Add) or str(store.buffer.dtype) != "float32":
-        raise Misfit("not a maximum or a sum")
-    so_far, source = value.a, value.b
-    if not all(isinstance(load, tvm.ir.TensorLoad) for load in (so_far, source)):
-        raise Misfit("not plain loads")
-    straight = [(i, axes[k]) for k, i in enumerate(store.indices)]
-    straight += [(source.indices[k], axes[k]) for k in (0, 1, 4)]
-    if not so_far.source.same_as(store.buffer) or not all(i.same_as(a) for i, a in straight):
-        raise Misfit("not element for element")
-    start = node.init.value
-    if not isinstance(start, tirx.FloatImm) or extents[5] * extents[6] > MAX_WINDOW:
-        raise Misfit("an unexpected start or a large window")
+    extents, source = _check_windows(node, cpu)
+    store: Any = store_of(node)
+    value, start, axes = store.value, node.init.value, axes_of(node)
     (down, row_reach), (right, column_reach) = (
         steps_of(source.indices[2 + i], axes[2 + i], axes[5 + i]) for i in (0, 1)
     )
     data, before, padding = _without_padding(schedule, block, source.source, value, start)
-    height, width = (int(dim) for dim in data.shape[2:4])
     geometry = Geometry(
         batch=extents[0],
-        groups=max(extents[1] * lanes, 2),
+        groups=max(extents[1] * extents[4], 2),
         channels=1,
         blocks=extents[1],
-        lanes=lanes,
+        lanes=extents[4],
         vectors=1,
-        source_lanes=lanes,
+        source_lanes=extents[4],
         depthwise=1,
-        height=height,
-        width=width,
+        height=int(data.shape[2]),
+        width=int(data.shape[3]),
         rows=extents[2],
         columns=extents[3],
         kernel_rows=extents[5],
@@ -133,6 +115,29 @@ def find_pooling(schedule: Schedule, block: Any, cpu: Cpu) -> Pooling:
         left=before[1],
     )
     return Pooling(geometry, data, type(value), start, padding)
+
+
+def _check_windows(node: Any, cpu: Cpu) -> tuple[list[int], Any]:
+    """Extents of the axes and the load of an input, if a block reduces windows of pixels."""
+    store, extents = store_of(node), extents_of(node)
+    if store is None or extents is None or len(extents) != 7:
+        raise Misfit("not seven static axes")
+    kinds = [axis.iter_type == tirx.IterVar.CommReduce for axis in node.iter_vars]
+    if kinds != [False] * 5 + [True] * 2 or extents[4] * 4 != cpu.vector_bytes:
+        raise Misfit("not a window over blocked pixels")
+    axes, value = axes_of(node), store.value
+    if not isinstance(value, tirx.Max | tirx.Add) or str(store.buffer.dtype) != "float32":
+        raise Misfit("not a maximum or a sum")
+    so_far, source = value.a, value.b
+    if not all(isinstance(load, tvm.ir.TensorLoad) for load in (so_far, source)):
+        raise Misfit("not plain loads")
+    straight = [(index, axes[k]) for k, index in enumerate(store.indices)]
+    straight += [(source.indices[k], axes[k]) for k in (0, 1, 4)]
+    if not so_far.source.same_as(store.buffer) or not all(i.same_as(a) for i, a in straight):
+        raise Misfit("not element for element")
+    if not isinstance(node.init.value, tirx.FloatImm) or extents[5] * extents[6] > MAX_WINDOW:
+        raise Misfit("an unexpected start or a large window")
+    return extents, source
 
 
 def _without_padding(

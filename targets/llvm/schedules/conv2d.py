@@ -137,14 +137,9 @@ def find_convolution(node: SBlock) -> Convolution:
     Raises:
         Misfit: It computes something else.
     """
-    store, extents = store_of(node), extents_of(node)
-    if store is None or extents is None or not is_reduction(node) or len(extents) not in (5, 7):
-        raise Misfit("not five or seven static axes")
+    store, extents = _check_axes(node)
     rank = (len(extents) - 3) // 2
     kept = 2 + rank
-    kinds = [axis.iter_type == tirx.IterVar.CommReduce for axis in node.iter_vars]
-    if kinds != [False] * kept + [True] * (1 + rank):
-        raise Misfit("not the axes of a convolution")
     axes = [axis.var for axis in node.iter_vars]
     value = store.value
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
@@ -178,6 +173,18 @@ def find_convolution(node: SBlock) -> Convolution:
     )
     _check_channels(found, source.indices, axes, node)
     return found
+
+
+def _check_axes(node: SBlock) -> tuple[Any, list[int]]:
+    """The store and the extents of a block with the axes of a convolution."""
+    store, extents = store_of(node), extents_of(node)
+    if store is None or extents is None or not is_reduction(node) or len(extents) not in (5, 7):
+        raise Misfit("not five or seven static axes")
+    rank = (len(extents) - 3) // 2
+    kinds = [axis.iter_type == tirx.IterVar.CommReduce for axis in node.iter_vars]
+    if kinds != [False] * (2 + rank) + [True] * (1 + rank):
+        raise Misfit("not the axes of a convolution")
+    return store, extents
 
 
 def _plane(sizes: list[int]) -> tuple[int, int]:

@@ -228,6 +228,11 @@ class Emitter:
 
         if g.source_lanes == 1:
             return self._plain_reduction(tile, products)
+        return self._blocked_reduction(panel, tile, products)
+
+    def _blocked_reduction(self, panel: Any, tile: Tile, products: Callable[..., Any]) -> list[Any]:
+        """Block after block of a blocked input."""
+        g = self.geometry
         inside = min(g.source_lanes, g.channels)
         whole, rest = divmod(g.channels, inside)
 
