@@ -59,9 +59,10 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], devices: Devices) 
 
 def compiled_graph(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
     """The module with scheduled kernels and planned memory."""
+    # Fused outside of the target, in which TVM would take kernels that have threads already.
+    scheduled = schedule_module(fuse(module), devices.target, devices.limits)
+    _check_types(scheduled, devices)
     with devices.target:
-        scheduled = schedule_module(fuse(module), devices.target, devices.limits)
-        _check_types(scheduled, devices)
         return finalize(scheduled)
 
 
