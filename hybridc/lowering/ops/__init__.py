@@ -53,6 +53,7 @@ FAMILIES = (
     "reduction",
     "sequence",
     "signal",
+    "svm",
     "training",
     "vision",
 )
