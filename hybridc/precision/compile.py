@@ -45,7 +45,7 @@ from hybridc.precision.quantize import (
     quantize_static,
 )
 from hybridc.precision.samples import FEW, Samples, load_samples, specs_of
-from hybridc.precision.weights import quantize_weights
+from hybridc.precision.weights import quantize_tables, quantize_weights
 from hybridc.reference import open_session
 from hybridc.runtime.arrays import make_inputs, write_arrays
 from hybridc.runtime.loader import load
@@ -183,7 +183,7 @@ def _quantized(
     if wanted.precision == FP16:
         return convert_to_half(prepared.model), []
     if wanted.precision == DYNAMIC:
-        return quantize_dynamic(prepared.model), []
+        return quantize_tables(quantize_dynamic(prepared.model)), []
     if wanted.precision in (INT8_WEIGHTS, INT4_WEIGHTS):
         return quantize_weights(prepared.model, 8 if wanted.precision == INT8_WEIGHTS else 4), []
     assert samples is not None
@@ -194,7 +194,8 @@ def _quantized(
     ]
     if used.count < FEW:
         notes.append(f"fewer than {FEW} samples may miss the range of values that occur")
-    return quantize_static(prepared.model, Calibration(used, wanted.method)), notes
+    quantized = quantize_static(prepared.model, Calibration(used, wanted.method))
+    return quantize_tables(quantized), notes
 
 
 def _inner(

@@ -63,6 +63,20 @@ def quantize_weights(model: onnx.ModelProto, bits: int) -> onnx.ModelProto:
     return result
 
 
+def quantize_tables(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model whose large embeddings are stored in 8 bits; the model itself if it has none."""
+    whole = ir.from_proto(model)
+    editor = Editor(whole.graph)
+    for node in list(whole.graph):
+        if node.op_type == "Gather" and not node.domain:
+            _table(editor, node, 8)
+    if not editor.modified:
+        return model
+    result = ir.to_proto(whole)
+    _drop_unread(result)
+    return result
+
+
 @dataclass(frozen=True)
 class Blocks:
     """Integers with a scale for each block along one axis."""

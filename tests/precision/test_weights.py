@@ -10,7 +10,7 @@ from onnx.shape_inference import infer_shapes
 from hybridc.compiler import build, load_built
 from hybridc.errors import UsageError
 from hybridc.frontend.read import source_of
-from hybridc.precision.weights import in_blocks, quantize_weights
+from hybridc.precision.weights import in_blocks, quantize_tables, quantize_weights
 from hybridc.reference import open_session
 from tests.models import make_model, node, random, relu_model, run_reference
 from tests.support import make_options
@@ -54,6 +54,18 @@ def test_a_model(bits, share, error):
     before = build(source_of(model), make_options())[0].weights
     large, little = (sum(a.nbytes for a in w.values()) for w in (before, built.weights))
     assert little < share * large
+
+
+def test_tables_alone():
+    small = quantize_tables(embedding())
+    onnx.checker.check_model(small)
+    kinds = {t.name: t.data_type for t in small.graph.initializer}
+    assert kinds["table__int8"] == onnx.TensorProto.INT8
+    assert "table" not in kinds
+    assert kinds["m"] == onnx.TensorProto.FLOAT
+    x = {"x": random(2, 6, 50)}
+    (exact,), (rounded,) = (run_reference(m, x).values() for m in (embedding(), small))
+    assert 0 < np.abs(rounded - exact).max() < 0.05 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
