@@ -73,8 +73,8 @@ def _prices(graph: Graph, kernel: Kernel, cpu: Cpu) -> tuple[float, float]:
         return blocked_cycles(geometry, cpu), plain_cycles(kernel.convolution, cpu)
     shape = sizes_of(kernel.variable)
     channels = -(-shape[1] // graph.lanes) * graph.lanes
-    size = math.prod(shape)
-    return copy_cycles(size // shape[1] * channels), copy_cycles(size)
+    blocked = math.prod((shape[0], channels, *shape[2:]))
+    return copy_cycles(blocked), copy_cycles(math.prod(shape))
 
 
 def _transform(variable: Any) -> float:
