@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import tvm
 from tvm import relax
+
+_AS_SOURCE = "TVM_COMPILE_FORCE_FALLBACK"
 
 
 def fuse(module: tvm.IRModule) -> tvm.IRModule:
@@ -43,9 +49,27 @@ def finalize(module: tvm.IRModule, *planned: tvm.transform.Pass) -> tvm.IRModule
 
 
 def build_executable(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
-    """Code for a finalized module, with nothing of TVM's own pipeline in between."""
-    with target:
+    """Code for a finalized module, with nothing of TVM's own pipeline in between.
+
+    Kernels for devices stay source, as on a machine without the device: where TVM finds one, it
+    would compile them for that one, in this process.
+    """
+    with target, _kernels_as_source():
         return relax.build(module, target, relax_pipeline=_unchanged)
+
+
+@contextmanager
+def _kernels_as_source() -> Iterator[None]:
+    """Sets the environment variable that TVM asks; the compiler's threads all want it set."""
+    before = os.environ.get(_AS_SOURCE)
+    os.environ[_AS_SOURCE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_AS_SOURCE, None)
+        else:
+            os.environ[_AS_SOURCE] = before
 
 
 @tvm.transform.module_pass(opt_level=0, name="Unchanged")  # type: ignore[untyped-decorator]

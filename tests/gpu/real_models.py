@@ -10,6 +10,7 @@ come from ``tools/models.py``. The exit code is the number of models that are no
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -104,7 +105,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
     failed = 0
-    with ProcessPoolExecutor(arguments.jobs) as pool:
+    spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with ProcessPoolExecutor(arguments.jobs, spawn) as pool:
         targets = [arguments.target] * len(arguments.names)
         for line in pool.map(check, arguments.names, targets):
             print(line, flush=True)

@@ -14,6 +14,7 @@ import json
 import multiprocessing.pool
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -41,19 +42,25 @@ def judge(case: Case, target: str) -> tuple[str, str]:
     return PASSED, ""
 
 
-def work(target: str, names: list[str]) -> None:
+def work(target: str, names: list[str], seconds: float) -> None:
     """Judge tests one by one; a line of JSON for each, before which its name is printed."""
+    begin = time.monotonic()
     for name in names:
+        if time.monotonic() - begin > seconds:
+            return
         print(json.dumps([name]), flush=True)
         print(json.dumps([name, *judge(cases()[name], target)]), flush=True)
 
 
-def run_all(target: str, names: list[str]) -> dict[str, tuple[str, str]]:
+def run_all(target: str, names: list[str], seconds: float) -> dict[str, tuple[str, str]]:
     """Judge tests in a process of their own, and in another one behind each that ends it."""
     found: dict[str, tuple[str, str]] = {}
+    begin = time.monotonic()
     while names:
         command = [sys.executable, "-m", "tests.gpu.suite", "--work", target, *names]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+        left = max(begin + seconds - time.monotonic(), 0.0)
+        command += ["--seconds", str(left)]
+        done = subprocess.run(command, capture_output=True, text=True)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
         found.update({line[0]: (line[1], line[2]) for line in lines if len(line) == 3})
         started = [line[0] for line in lines if len(line) == 1]
@@ -71,19 +78,22 @@ def main() -> int:
     parser.add_argument("target")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
     parser.add_argument("--list", type=Path, help="where to write what is not passed, as JSON")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.target, arguments.names)
+        work(arguments.target, arguments.names, arguments.seconds)
         return 0
     names = sorted(arguments.names or cases())
     shares = [names[index :: arguments.jobs] for index in range(arguments.jobs)]
     with multiprocessing.pool.ThreadPool(arguments.jobs) as pool:
-        results = pool.starmap(run_all, [(arguments.target, share) for share in shares])
+        results = pool.starmap(
+            run_all, [(arguments.target, share, arguments.seconds) for share in shares]
+        )
     found = {name: result for share in results for name, result in share.items()}
     counts = Counter(outcome for outcome, _ in found.values())
-    print(f"{arguments.target}: {len(names)} tests: {dict(counts)}")
+    print(f"{arguments.target}: {len(found)} of {len(names)} tests: {dict(counts)}")
     for name, (outcome, reason) in sorted(found.items()):
         if outcome in (WRONG, ENDED):
             print(f"{outcome:8} {name}: {reason}")

@@ -81,6 +81,23 @@ def test_tiles_of_every_size(monkeypatch, name, side, slices):
         assert_close({output: results[output]}, {output: expected}, 1e-5)
 
 
+@pytest.mark.parametrize("side", [16, 64])
+@pytest.mark.parametrize("shape", [(10, 40, 100), (100, 40, 10), (17, 20, 16), (8, 8, 8)])
+def test_fewer_results_than_threads(monkeypatch, shape, side):
+    """A tile that TVM cannot cut for them is passed over."""
+    monkeypatch.setattr(tiles, "rank_tiles", lambda *_shape: [(side, 1), (16, 1), (64, 2)])
+    rows, depth, columns = shape
+    model = _product(rows, depth, columns)
+    feeds = feeds_of(model)
+    assert_close(run_serially(model, feeds), run_reference(model, feeds), 1e-5)
+
+
+def _product(rows, depth, columns):
+    nodes = [node("MatMul", "x w", "p"), node("Relu", "p", "y")]
+    weights = {"w": random(depth, columns, seed=1)}
+    return make_model(nodes, {"x": (rows, depth)}, {"y": (rows, columns)}, weights)
+
+
 def test_the_next_step_is_fetched_before_this_one_is_multiplied(monkeypatch):
     monkeypatch.setattr(tiles, "rank_tiles", lambda *_shape: [(64, 1)])
     source = cuda_source(SMALL["tiles-64"]())

@@ -27,11 +27,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm_ffi
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.product import normalize, only_product, right_along_depth
 from hybridc.targets.gpu.schedules.stages import bind_elements
 from hybridc.targets.gpu.schedules.tile_choice import DEPTH, SIDE, TILES, rank_tiles
-from hybridc.targets.llvm.schedules.blocks import blocks_of, extents_of, is_spatial
+from hybridc.targets.llvm.schedules.blocks import blocks_of, extents_of, is_spatial, store_of
 from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
@@ -111,6 +112,7 @@ def _in_tiles(
         _place(schedule, stage, step, rows_first)
     if cut.slices == 1:
         _inline_readers(schedule, result)
+        _check_one_to_one(schedule, result)
     schedule.decompose_reduction(main, step)
     _overlap(schedule, step)
     _check_complete(schedule)
@@ -273,6 +275,26 @@ def _inline_readers(schedule: Schedule, block: Any) -> None:
         if len(readers) > 1 or not is_spatial(schedule.get(readers[0])):
             raise Misfit("the results are read by more than one")
         schedule.reverse_compute_inline(readers[0])
+
+
+def _check_one_to_one(schedule: Schedule, block: Any) -> None:
+    """Refuse a block that writes several results to one place.
+
+    An axis of the results that is shorter than the threads gives none of its index to what a
+    thread counts; TVM inlines what reads it all the same.
+    """
+    node = schedule.get(block)
+    store = store_of(node)
+    used = {variable for index in store.indices for variable in _variables(index)} if store else ()
+    for axis in node.iter_vars:
+        if int(axis.dom.extent) > 1 and axis.var not in used:
+            raise Misfit("an axis of the tile that the results lack")
+
+
+def _variables(expression: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (tirx.Var, found.append))
+    return found
 
 
 def _check_complete(schedule: Schedule) -> None:
