@@ -13,6 +13,7 @@ import tvm
 from hybridc.targets.cuda.architectures import Gpu
 from hybridc.targets.cuda.nvcc import compile_source
 from hybridc.targets.cuda.pack import packer
+from hybridc.targets.gpu.constants import CUDA, keep_constants
 from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.gpu.scratch import lift_scratch
@@ -54,6 +55,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
 def compiled_graph(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
     """The module with scheduled kernels and planned memory."""
     scheduled = lift_scratch(schedule_module(fuse(module), gpu.target, gpu.limits))
+    scheduled = keep_constants(scheduled, CUDA)
     with gpu.target:
         if not _is_straight(scheduled):
             return finalize(scheduled)

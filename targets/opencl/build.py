@@ -14,6 +14,7 @@ from pathlib import Path
 
 import tvm
 import tvm_ffi
+from hybridc.targets.gpu.constants import OPENCL, keep_constants
 from hybridc.targets.gpu.lower import unfit_types
 from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
@@ -63,7 +64,7 @@ def compiled_graph(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
     scheduled = schedule_module(fuse(module), devices.target, devices.limits)
     _check_types(scheduled, devices)
     with devices.target:
-        return finalize(scheduled)
+        return finalize(keep_constants(scheduled, OPENCL))
 
 
 def executable_for(module: tvm.IRModule, devices: Devices) -> tvm.relax.VMExecutable:
