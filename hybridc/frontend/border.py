@@ -36,6 +36,8 @@ def type_text(kind: onnx.TypeProto) -> str:
     if field is None:
         return ""
     inner = getattr(kind, field)
+    if field == "opaque_type":
+        return f"opaque({inner.domain},{inner.name})"
     if field == "map_type":
         return f"map({_element(inner.key_type)},{type_text(inner.value_type)})"
     if field in ("sequence_type", "optional_type"):
