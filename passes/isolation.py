@@ -43,13 +43,17 @@ def _run_and_exit(function: Callable[[], bytes], descriptor: int, seconds: int) 
     """The child's life: the result or the error's text into the file, and out."""
     code = 1
     try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.alarm(seconds)
-        result = function()
-        code = 0
-    except BaseException as error:  # told to the parent, whatever it is
-        result = f"{type(error).__name__}: {error}".encode()
-    with os.fdopen(descriptor, "wb", closefd=False) as file:
-        file.write(result)
-    os._exit(code)
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.alarm(seconds)
+            result = function()
+            code = 0
+        except BaseException as error:  # told to the parent, whatever it is
+            result = f"{type(error).__name__}: {error}".encode()
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(result)
+    except BaseException:  # nowhere to write: the code alone says that there is no result
+        code = 1
+    finally:
+        os._exit(code)  # the child must never go on with the parent's work

@@ -317,7 +317,7 @@ def test_a_sweep_finds_the_cross_over(folder):
         assert point["groups"] == {group.device: 1}
     text = command(*options).stdout
     assert f"from n={row['at']} on: product near -> far" in text
-    assert_refused(command(*options, "-o", "p.json"), 2, "leave --output out")
+    assert_refused(command(*options, "-o", "p.json"), 2, "leave --output")
 
 
 @pytest.mark.parametrize(

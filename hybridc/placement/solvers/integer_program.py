@@ -295,6 +295,7 @@ def _run(model: _Model, seconds: float, start: Placement | None) -> highspy.High
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)  # more would make the result depend on the machine
+    highs.setOptionValue("presolve", "off")  # HiGHS 1.13.1 loses the optimum of some programs in it
     highs.setOptionValue("time_limit", float(seconds))
     highs.setOptionValue("mip_rel_gap", GAP / 10)
     highs.setOptionValue("mip_feasibility_tolerance", 1e-9)

@@ -80,6 +80,14 @@ def limits_of(problem, draw):
     )
 
 
+def test_an_optimum_that_presolve_loses():
+    problem = make_problem(5, 3, 5, "throughput", 0.0)
+    draws = iter([0, 1, 2, 1, 1, 1.3, 2, "both"])
+    problem = limits_of(problem, lambda _strategy: next(draws))
+    found = IntegerProgram().solve(problem, 60)
+    assert objective(problem, found.placement) == close(brute_force(problem))
+
+
 @settings(max_examples=1000, deadline=None)
 @given(problems(largest=5, objectives=OBJECTIVES), st.data())
 def test_limits_are_kept_at_the_least_price(problem, data):
