@@ -12,6 +12,12 @@ import signal
 import tempfile
 from collections.abc import Callable
 
+_ENDING = (
+    signal.SIGABRT, signal.SIGALRM, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGINT,
+    signal.SIGSEGV,
+)  # fmt: skip
+"""Signals that end the child, whatever a library has set the parent to do with them."""
+
 
 class ChildError(RuntimeError):
     """The child process did not give a result; the message says why."""
@@ -44,8 +50,8 @@ def _run_and_exit(function: Callable[[], bytes], descriptor: int, seconds: int) 
     code = 1
     try:
         try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_DFL)
             signal.alarm(seconds)
             result = function()
             code = 0

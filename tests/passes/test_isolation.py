@@ -40,6 +40,20 @@ def test_what_goes_wrong(function, words):
         in_child(function, 1)
 
 
+def test_a_crash_ends_the_child_whatever_the_parent_does_with_it():
+    before = signal.signal(signal.SIGSEGV, lambda *_: None)
+    try:
+        with pytest.raises(ChildError, match="ended by signal 11"):
+            in_child(crash, 1)
+    finally:
+        signal.signal(signal.SIGSEGV, before)
+
+
+def test_a_child_without_a_result_does_not_go_on():
+    with pytest.raises(ChildError, match=r"^$"):
+        in_child(lambda: None, 1)
+
+
 def test_a_crash_of_onnxsim_leaves_the_step_out(tmp_path, monkeypatch):
     monkeypatch.setattr(simplify, "_simplify", lambda _proto: crash())
     path = save(branched_model(), tmp_path / "m.onnx")
