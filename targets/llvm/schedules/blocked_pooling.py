@@ -13,7 +13,6 @@ from typing import Any
 
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.blocked_convolution import schedule_around
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_tiling
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
@@ -28,6 +27,7 @@ from hybridc.targets.llvm.schedules.finishing import finish_of
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.padding import padding_of
 from hybridc.targets.llvm.schedules.statements import int64, sequence
+from hybridc.targets.llvm.schedules.written import schedule_around
 from tvm import tirx
 from tvm.s_tir import Schedule
 

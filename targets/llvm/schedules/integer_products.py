@@ -12,24 +12,13 @@ pixel, so there is one kind of tile. What is computed twice is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
-import tvm_ffi
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.blocks import (
-    axes_of,
-    blocks_of,
-    has_direct_loops,
-    is_spatial,
-    loads_of,
-    may_repeat,
-    store_of,
-)
-from hybridc.targets.llvm.schedules.generic import schedule_spatial
-from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
+from hybridc.targets.llvm.schedules.blocks import loads_of, store_of
+from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
 from hybridc.targets.llvm.schedules.integer_tiles import (
     INTEGER,
     PAIRS,
@@ -39,8 +28,8 @@ from hybridc.targets.llvm.schedules.integer_tiles import (
     tile_rows,
 )
 from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
-from hybridc.targets.llvm.schedules.splice import replace_nest
-from hybridc.targets.llvm.schedules.tails import substitute
+from hybridc.targets.llvm.schedules.statements import int64, sequence, serial_loop
+from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
@@ -60,7 +49,9 @@ def integer_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> t
     g = geometry
     counts = (g.channels // g.group, g.group, g.kernel_rows, g.kernel_columns)
     names = ("c", "g", "i", "j")
-    axes = [te.reduce_axis((_int(0), _int(n)), name) for n, name in zip(counts, names, strict=True)]
+    axes = [
+        te.reduce_axis((int64(0), int64(n)), name) for n, name in zip(counts, names, strict=True)
+    ]
 
     def element(*index: Any) -> Any:
         *place, filter_ = index
@@ -74,7 +65,7 @@ def integer_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> t
     leading = [int(dim) for dim in data.shape[:-1]]
     if is_convolution(g):
         leading = [g.batch, g.rows, g.columns]
-    shape = [_int(dim) for dim in (*leading, g.filters)]
+    shape = [int64(dim) for dim in (*leading, g.filters)]
     return te.compute(shape, element, name="integer_product", attrs={INTEGER: g.encode()})
 
 
@@ -97,51 +88,13 @@ def schedule_integer_product(schedule: Schedule, cpu: Cpu) -> Schedule:
     Raises:
         Misfit: The function is not of this kind.
     """
-    anchors = [block for block in blocks_of(schedule) if INTEGER in schedule.get(block).annotations]
-    if len(anchors) != 1:
-        raise Misfit("not one integer product")
-    anchor = schedule.get(anchors[0])
-    name = str(anchor.name_hint)
-    geometry = Geometry(*map(int, anchor.annotations[INTEGER]))
-    inline_spatial_blocks(schedule)
-    final = _final_block(schedule, name)
-    names = {name} if final is None else {name, str(schedule.get(final).name_hint)}
-    emitter = _emitter(geometry, cpu, anchor, None if final is None else schedule.get(final))
-    for block in blocks_of(schedule):
-        if schedule.get(block).name_hint not in names and is_spatial(schedule.get(block)):
-            schedule_spatial(schedule, block, cpu)
-    function = schedule.mod["main"]
-    for other in names - {name}:
-        function = replace_nest(function, other, [tirx.Evaluate(0)], ())
-    function = replace_nest(function, name, [emitter.nest()], ())
-    return Schedule(tvm.IRModule({"main": function}))
+    anchor, sizes = annotated_anchor(schedule, INTEGER)
+    geometry = Geometry(*sizes)
 
+    def write(final: Any | None) -> Any:
+        return _emitter(geometry, cpu, anchor, final).nest()
 
-def _final_block(schedule: Schedule, name: str) -> Any | None:
-    """The block that alone reads the sums, element for element; ``None`` without one."""
-    anchor = schedule.get_sblock(name)
-    result = store_of(schedule.get(anchor))
-    readers = list(schedule.get_consumers(anchor))
-    if result is None or len(readers) != 1 or not has_direct_loops(schedule, readers[0]):
-        return None
-    reader = schedule.get(readers[0])
-    store = store_of(reader)
-    if store is None or not is_spatial(reader) or not _repeats(schedule, readers[0], result):
-        return None
-    axes = axes_of(reader)
-    accesses = [store.indices]
-    accesses += [load.indices for load in loads_of(reader) if load.source.same_as(result.buffer)]
-    return readers[0] if all(_is_direct(indices, axes) for indices in accesses) else None
-
-
-def _repeats(schedule: Schedule, block: Any, result: Any) -> bool:
-    """Whether elements of the last tile may be finished twice."""
-    return may_repeat(schedule, block, [result.buffer])
-
-
-def _is_direct(indices: Sequence[Any], axes: Sequence[Any]) -> bool:
-    pairs = zip(indices, axes, strict=False)
-    return len(indices) == len(axes) and all(index.same_as(axis) for index, axis in pairs)
+    return schedule_around(schedule, cpu, anchor, write, repeats=True)
 
 
 def _emitter(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> _Emitter:
@@ -151,49 +104,19 @@ def _emitter(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> _E
     others = [source for source in sources if len(source.shape) != 5]
     if len(sources) != 2 or len(weights) != 1:
         raise Misfit("not data and packed weights")
-    output, finish = _finish(store, final)
-    return _Emitter(geometry, cpu, others[0], weights[0], output, finish)
+    target: Any = store if final is None else store_of(final)
+    finish = finish_of(store, final, _at_lane)
+    return _Emitter(geometry, cpu, others[0], weights[0], target.buffer, finish)
 
 
-Finish = Callable[[Sequence[Any], Any], Any]
-"""``(indices, sum)`` to the value that is stored there."""
-
-
-def _finish(store: Any, final: Any | None) -> tuple[Any, Finish]:
-    """The buffer that is written, and how a sum is finished."""
-    if final is None:
-        return store.buffer, lambda _indices, value: value
-    axes, target = axes_of(final), store_of(final)
-    assert target is not None
-
-    def finish(indices: Sequence[Any], value: Any) -> Any:
-        def replace(load: Any) -> Any:
-            return value if load.source.same_as(store.buffer) else load
-
-        finished = tvm_ffi.structural_map(target.value, [(tvm.ir.TensorLoad, replace)])
-        return substitute(finished, dict(zip(axes, indices, strict=True)))
-
-    return target.buffer, finish
-
-
-def _int(value: int) -> tirx.IntImm:
-    return tirx.IntImm("int64", value)
+def _at_lane(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
+    """The place of a result in a tensor whose last axis holds all filters."""
+    *front, first = indices
+    return [*front, first + lane]
 
 
 def _ramp(start: Any, lanes: int) -> Any:
-    return tirx.Ramp(start, _int(1), lanes)
-
-
-def _loop(extent: int, body: Callable[[Any], Any], name: str) -> Any:
-    """A serial loop; its variable is a constant if there is one iteration."""
-    if extent == 1:
-        return body(_int(0))
-    variable = tirx.Var(name, "int64")
-    return tirx.For(variable, _int(0), _int(extent), tirx.ForKind.SERIAL, body(variable))
-
-
-def _sequence(statements: Sequence[Any]) -> Any:
-    return tirx.SeqStmt(list(statements)) if len(statements) > 1 else statements[0]
+    return tirx.Ramp(start, int64(1), lanes)
 
 
 @dataclass(frozen=True)
@@ -226,14 +149,14 @@ class _Emitter:
 
         def task(index: Any) -> Any:
             panel, part = self._order(index, chunks)
-            return _loop(chunk, lambda tile: self._tile(panel, part * chunk + tile), "tile")
+            return serial_loop(chunk, lambda tile: self._tile(panel, part * chunk + tile), "tile")
 
         if total == 1:
-            return task(_int(0))
+            return task(int64(0))
         variable = tirx.Var("task", "int64")
         parallel = g.pixels * g.filters * g.steps >= PARALLEL_WORK
         kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
-        return tirx.For(variable, _int(0), _int(total), kind, task(variable))
+        return tirx.For(variable, int64(0), int64(total), kind, task(variable))
 
     def _order(self, index: Any, chunks: int) -> tuple[Any, Any]:
         """Panel and chunk of a task: what is used again soonest is what is larger."""
@@ -241,8 +164,8 @@ class _Emitter:
         bytes_ = g.batch * g.rows * g.row_step * g.columns * g.column_step * g.channels * 2
         weights = g.steps * g.group * g.filters
         if bytes_ > CACHE_BYTES >= weights:
-            return tirx.floormod(index, _int(g.panels)), tirx.floordiv(index, _int(g.panels))
-        return tirx.floordiv(index, _int(chunks)), tirx.floormod(index, _int(chunks))
+            return tirx.floormod(index, int64(g.panels)), tirx.floordiv(index, int64(g.panels))
+        return tirx.floordiv(index, int64(chunks)), tirx.floormod(index, int64(chunks))
 
     def _tile(self, panel: Any, tile: Any) -> Any:
         """Set the accumulators to zero, reduce, finish."""
@@ -250,8 +173,8 @@ class _Emitter:
         first = tirx.Var("first", "int64")
         start = tirx.Var("start", "int64")
         statements: list[Any] = [
-            tirx.Bind(first, tirx.min(tile * self.rows, _int(g.pixels - self.rows))),
-            tirx.Bind(start, tirx.min(panel * g.panel, _int(g.filters - g.panel))),
+            tirx.Bind(first, tirx.min(tile * self.rows, int64(g.pixels - self.rows))),
+            tirx.Bind(start, tirx.min(panel * g.panel, int64(g.filters - g.panel))),
         ]
         places = [self._place(first + row, statements) for row in range(self.rows)]
         sums = {}
@@ -261,11 +184,12 @@ class _Emitter:
                 buffer = tirx.decl_buffer((g.lanes,), "int32", f"sum_{row}_{vector}")
                 sums[row, vector] = buffer
                 statements.append(tirx.AllocBuffer(buffer))
-                statements.append(tirx.BufferStore(buffer, zero, [_ramp(_int(0), g.lanes)]))
+                statements.append(tirx.BufferStore(buffer, zero, [_ramp(int64(0), g.lanes)]))
         statements.append(self._reduction(panel, start, places, sums))
         for (row, vector), buffer in sums.items():
-            statements.append(self._store(places[row], start + vector * g.lanes, buffer))
-        return _sequence(statements)
+            at = [*places[row], start + vector * g.lanes]
+            statements.append(self.finish(at, buffer, g.lanes))
+        return sequence(statements)
 
     def _place(self, pixel: Any, statements: list[Any]) -> list[Any]:
         """The leading indices of a pixel of the output."""
@@ -273,22 +197,14 @@ class _Emitter:
         place: list[Any] = []
         rest = pixel
         for dim in reversed(dims[1:]):
-            place.append(self._bound(tirx.floormod(rest, _int(dim)), statements))
-            rest = tirx.floordiv(rest, _int(dim))
+            place.append(self._bound(tirx.floormod(rest, int64(dim)), statements))
+            rest = tirx.floordiv(rest, int64(dim))
         return [*([self._bound(rest, statements)] if dims else []), *reversed(place)]
 
     def _bound(self, value: Any, statements: list[Any]) -> Any:
         variable = tirx.Var("value", value.ty)
         statements.append(tirx.Bind(variable, value))
         return variable
-
-    def _store(self, place: Sequence[Any], first: Any, buffer: Any) -> Any:
-        lane = tirx.Var("lane", "int64")
-        indices = [*place, first + lane]
-        value = self.finish(indices, tirx.BufferLoad(buffer, [lane]))
-        body = tirx.BufferStore(self.output, value, indices)
-        extent = _int(self.geometry.lanes)
-        return tirx.For(lane, _int(0), extent, tirx.ForKind.VECTORIZED, body)
 
     def _reduction(self, panel: Any, start: Any, places: Any, sums: Any) -> Any:
         g = self.geometry
@@ -298,7 +214,7 @@ class _Emitter:
             width = g.lanes * g.group
             vectors = []
             for vector in range(g.vectors):
-                at = [panel, i, j, c, _ramp(_int(vector * width), width)]
+                at = [panel, i, j, c, _ramp(int64(vector * width), width)]
                 load = tirx.BufferLoad(self.weight, at)
                 vectors.append(self._bound(self._widened(load), statements))
             for row, place in enumerate(places):
@@ -310,18 +226,18 @@ class _Emitter:
                         at = [*source, _ramp(start + vector * g.lanes, g.lanes)]
                         value = tirx.BufferLoad(self.data, at).astype(f"int32x{g.lanes}")
                     buffer = sums[row, vector]
-                    everything = [_ramp(_int(0), g.lanes)]
+                    everything = [_ramp(int64(0), g.lanes)]
                     total = self._add(tirx.BufferLoad(buffer, everything), value, vectors[vector])
                     statements.append(tirx.BufferStore(buffer, total, everything))
-            return _sequence(statements)
+            return sequence(statements)
 
         def column(i: Any, j: Any) -> Any:
-            return _loop(g.channels // g.group, lambda c: products(i, j, c), "group")
+            return serial_loop(g.channels // g.group, lambda c: products(i, j, c), "group")
 
         def row(i: Any) -> Any:
-            return _loop(g.kernel_columns, lambda j: column(i, j), "column")
+            return serial_loop(g.kernel_columns, lambda j: column(i, j), "column")
 
-        return _loop(g.kernel_rows, row, "row")
+        return serial_loop(g.kernel_rows, row, "row")
 
     def _widened(self, load: Any) -> Any:
         """Weights as the instruction takes them."""

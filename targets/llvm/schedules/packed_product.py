@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.blocked_convolution import operands_of, schedule_written
+from hybridc.targets.llvm.schedules.blocked_convolution import operands_of
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_tiling
 from hybridc.targets.llvm.schedules.blocks import store_of
 from hybridc.targets.llvm.schedules.emitter import Emitter
 from hybridc.targets.llvm.schedules.finishing import finish_of
 from hybridc.targets.llvm.schedules.statements import int64
+from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -32,7 +33,9 @@ def schedule_packed_product(schedule: Schedule, cpu: Cpu) -> Schedule:
     Raises:
         Misfit: The function is not of this kind.
     """
-    return schedule_written(schedule, cpu, PRODUCT, _nest)
+    anchor, sizes = annotated_anchor(schedule, PRODUCT)
+    geometry = Geometry(*sizes)
+    return schedule_around(schedule, cpu, anchor, lambda final: _nest(geometry, cpu, anchor, final))
 
 
 def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
