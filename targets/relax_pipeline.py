@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+
+Link: TypeAlias = Callable[..., None]
 
 _AS_SOURCE = "TVM_COMPILE_FORCE_FALLBACK"
+
+
+def map_kernels(
+    module: tvm.IRModule, change: Callable[[tirx.PrimFunc], tirx.PrimFunc]
+) -> tvm.IRModule:
+    """The module with each tensor program changed, and its Relax functions as they are."""
+    functions = {
+        variable: change(function) if isinstance(function, tirx.PrimFunc) else function
+        for variable, function in module.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
 def fuse(module: tvm.IRModule) -> tvm.IRModule:
@@ -56,6 +72,20 @@ def build_executable(module: tvm.IRModule, target: tvm.target.Target) -> relax.V
     """
     with target, _kernels_as_source():
         return relax.build(module, target, relax_pipeline=_unchanged)
+
+
+def export_library(executable: relax.VMExecutable, link: Link, **options: Any) -> bytes:
+    """The bytes of a shared library.
+
+    Args:
+        executable: What it holds.
+        link: Links objects, as TVM's ``export_library`` wants.
+        options: More for that.
+    """
+    with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
+        path = Path(folder) / "part.so"
+        executable.export_library(str(path), fcompile=link, workspace_dir=folder, **options)
+        return path.read_bytes()
 
 
 @contextmanager

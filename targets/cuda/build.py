@@ -5,9 +5,7 @@ lowered -> legalize -> fuse -> schedule -> plan memory -> LLVM and CUDA source -
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import tvm
 from hybridc.targets.cuda.architectures import Gpu
@@ -20,7 +18,7 @@ from hybridc.targets.gpu.scratch import lift_scratch
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
-from hybridc.targets.relax_pipeline import build_executable, finalize
+from hybridc.targets.relax_pipeline import build_executable, export_library, finalize
 from tvm import relax
 
 from hybridc.bundle.tensors import Array
@@ -42,13 +40,8 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
     link = linker_for(gpu.host)
     module = compiled_graph(module, gpu)
     executable = build_executable(module, gpu.target)
-    with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
-        path = Path(folder) / "part.so"
-        pack = packer(lambda source: compile_source(source, gpu.architectures), gpu.host)
-        executable.export_library(
-            str(path), fcompile=link, fpack_imports=pack, workspace_dir=folder
-        )
-        library = path.read_bytes()
+    pack = packer(lambda source: compile_source(source, gpu.architectures), gpu.host)
+    library = export_library(executable, link, fpack_imports=pack)
     return Artifact(library, planned_bytes(module), RUNTIME, weights)
 
 

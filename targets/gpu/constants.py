@@ -18,6 +18,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.relax_pipeline import map_kernels
 from tvm import tirx
 
 
@@ -56,13 +57,9 @@ def keep_constants(module: tvm.IRModule, printed: Mapping[str, Print]) -> tvm.IR
             return constant
         return _from_bits(value, dtype, printed[dtype].function)
 
-    functions = {
-        variable: tvm_ffi.structural_map(function, (tirx.FloatImm, exact))
-        if isinstance(function, tirx.PrimFunc)
-        else function
-        for variable, function in module.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+    return map_kernels(
+        module, lambda kernel: tvm_ffi.structural_map(kernel, (tirx.FloatImm, exact))
+    )
 
 
 def _survives(value: float, dtype: str, form: str) -> bool:

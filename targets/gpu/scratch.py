@@ -15,22 +15,22 @@ Scratch of a size that is known only at run time stays where it is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import tvm
-from tvm import DataType, relax, tirx
+from hybridc.targets.llvm.schedules.blocks import changed
+from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir import SBlockRealize
 
 
 def lift_scratch(module: tvm.IRModule) -> tvm.IRModule:
     """The module with the scratch of all scheduled functions planned like other tensors."""
     lifted: dict[Any, tuple[tirx.PrimFunc, list[Any]]] = {}
     for variable, function in module.functions.items():
-        buffers = _scratch_of(function)
+        buffers = scratch_of(function)
         if buffers:
             lifted[variable] = (_as_outputs(function, buffers), buffers)
     if not lifted:
@@ -38,15 +38,7 @@ def lift_scratch(module: tvm.IRModule) -> tvm.IRModule:
     return _Lifter(module, lifted).lifted_module()
 
 
-def scratch_bytes(function: Any) -> int:
-    """Bytes of known size that a scheduled function allocates for its kernels to share."""
-    return sum(
-        math.prod(map(int, buffer.shape)) * DataType(str(buffer.dtype)).itemsize
-        for buffer in _scratch_of(function)
-    )
-
-
-def _scratch_of(function: Any) -> list[Any]:
+def scratch_of(function: Any) -> list[Any]:
     """Buffers of known size that the kernels of a function share."""
     if not isinstance(function, tirx.PrimFunc) or not isinstance(function.body, SBlockRealize):
         return []
@@ -62,21 +54,10 @@ def _as_outputs(function: tirx.PrimFunc, buffers: Sequence[Any]) -> tirx.PrimFun
     """The function with scratch buffers as parameters behind its tensors."""
     block = function.body.block
     left = [buffer for buffer in block.alloc_buffers if buffer not in buffers]
-    body = SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        block.body,
-        block.init,
-        left,
-        block.match_buffers,
-        block.annotations,
-    )
     tensors = [parameter for parameter in function.params if isinstance(parameter, tirx.Buffer)]
     sizes = [parameter for parameter in function.params if not isinstance(parameter, tirx.Buffer)]
     parameters = [*tensors, *buffers, *sizes]
-    body = SBlockRealize([], True, body)
+    body = SBlockRealize([], True, changed(block, alloc_buffers=left))
     return tirx.PrimFunc(parameters, body, function.ret_type, function.attrs)
 
 

@@ -11,17 +11,14 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.relax_pipeline import map_kernels
 from tvm import tirx
 from tvm.tirx.buffer import is_buffer_var
 
 
 def accept_any_alignment(module: tvm.IRModule) -> tvm.IRModule:
     """The module with every kernel's parameters aligned to their element size only."""
-    functions = {
-        variable: _relax_function(function) if isinstance(function, tirx.PrimFunc) else function
-        for variable, function in module.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs)
+    return map_kernels(module, _relax_function)
 
 
 def _relax_function(function: tirx.PrimFunc) -> tirx.PrimFunc:

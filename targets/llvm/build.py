@@ -7,9 +7,7 @@ lowered -> pack products -> legalize -> block layouts -> fuse -> schedule
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import tvm
 from hybridc.targets import relax_pipeline
@@ -54,10 +52,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artif
         module = accept_any_alignment(module)
         module = relax_pipeline.finalize(module)
     executable = relax_pipeline.build_executable(module, cpu.target)
-    with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
-        path = Path(folder) / "part.so"
-        executable.export_library(str(path), fcompile=link, workspace_dir=folder)
-        library = path.read_bytes()
+    library = relax_pipeline.export_library(executable, link)
     extra = _EXTRA_FUNCTION.search(module.script(show_meta=False)) is not None
     stems = ("tvm_runtime", "tvm_runtime_extra") if extra else ("tvm_runtime",)
     return Artifact(library, planned_bytes(module), stems, weights)

@@ -7,10 +7,8 @@ TVM's code generator needs neither a driver nor the plug-in: it leaves the sourc
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import tvm
 import tvm_ffi
@@ -24,7 +22,7 @@ from hybridc.targets.llvm.runtime_library import OPENCL_STEM
 from hybridc.targets.opencl.devices import Devices
 from hybridc.targets.opencl.intrinsics import register_rules
 from hybridc.targets.protocol import Artifact
-from hybridc.targets.relax_pipeline import build_executable, finalize
+from hybridc.targets.relax_pipeline import build_executable, export_library, finalize
 from tvm import tirx
 
 from hybridc.bundle.tensors import Array
@@ -51,10 +49,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], devices: Devices) 
     link = linker_for(devices.host)
     module = compiled_graph(module, devices)
     executable = executable_for(module, devices)
-    with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
-        path = Path(folder) / "part.so"
-        executable.export_library(str(path), fcompile=link, workspace_dir=folder)
-        library = path.read_bytes()
+    library = export_library(executable, link)
     return Artifact(library, planned_bytes(module), RUNTIME, weights)
 
 

@@ -26,7 +26,7 @@ from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.gpu.scratch import lift_scratch
 from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.protocol import Section
-from hybridc.targets.relax_pipeline import build_executable, finalize
+from hybridc.targets.relax_pipeline import build_executable, finalize, map_kernels
 from tvm import relax, tirx
 from tvm.s_tir import SBlock
 
@@ -67,23 +67,13 @@ def run_serially(model: onnx.ModelProto, feeds: dict[str, Array], *shapes: str) 
     lowered, inputs, outputs = lowered_model(model, *shapes)
     with gpu.target:
         module = lift_scratch(schedule_module(fuse(lowered.module), gpu.target, gpu.limits))
-    functions = {
-        variable: _serial(function) if isinstance(function, tirx.PrimFunc) else function
-        for variable, function in module.functions.items()
-    }
-    module = tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
-    module = accept_any_alignment(module)
+    module = accept_any_alignment(map_kernels(module, _serial))
     with gpu.host.target:
-        executable = relax.build(finalize(module), gpu.host.target, relax_pipeline=_nothing)
+        executable = build_executable(finalize(module), gpu.host.target)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     weights = [to_tensor(array) for array in lowered.weights.values()]
     results = machine["main"](*[to_tensor(feeds[n]) for n in inputs], tvm_ffi.Array(weights))
     return dict(zip(outputs, map(to_array, results), strict=True))
-
-
-@tvm.transform.module_pass(opt_level=0, name="Nothing")
-def _nothing(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    return module
 
 
 def _serial(function: tirx.PrimFunc) -> tirx.PrimFunc:

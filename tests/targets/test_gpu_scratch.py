@@ -5,7 +5,7 @@ import pytest
 from hybridc.targets.cuda.architectures import parse_gpu
 from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
-from hybridc.targets.gpu.scratch import lift_scratch, scratch_bytes
+from hybridc.targets.gpu.scratch import lift_scratch, scratch_of
 
 from tests.gpu.emulation import lowered_model, run_serially
 from tests.gpu.models import SMALL
@@ -21,7 +21,7 @@ def scheduled(model, *shapes):
 
 
 def total(module):
-    return sum(scratch_bytes(function) for function in module.functions.values())
+    return sum(len(scratch_of(function)) for function in module.functions.values())
 
 
 @pytest.mark.parametrize("name", ["argmax-reductions", "topk", "tiles-64"])

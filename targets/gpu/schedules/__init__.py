@@ -27,6 +27,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     store_of,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.relax_pipeline import map_kernels
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -42,13 +43,7 @@ def schedule_module(module: tvm.IRModule, target: Any, limits: Limits) -> tvm.IR
         limits: What a block of threads may use.
     """
     with target:
-        functions = {
-            variable: never_empty(schedule_function(function, limits))
-            if isinstance(function, tirx.PrimFunc)
-            else function
-            for variable, function in module.functions.items()
-        }
-    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+        return map_kernels(module, lambda kernel: never_empty(schedule_function(kernel, limits)))
 
 
 def schedule_function(function: tirx.PrimFunc, limits: Limits) -> tirx.PrimFunc:

@@ -10,7 +10,7 @@ factor is gathered from the image while it is fetched.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +129,12 @@ def _map(axes: _Axes, place: Sequence[int], groups: Sequence[Sequence[int]]) -> 
         values = dict(zip(place, indices, strict=True))
         return [axes.fused(values, group) for group in groups]
 
-    return tirx.IndexMap.from_func(function, ndim=len(place), index_dtype="int64")
+    return index_map(function, len(place))
+
+
+def index_map(function: Callable[..., list[Any]], axes: int) -> Any:
+    """TVM's form of a function from so many indices to others."""
+    return tirx.IndexMap.from_func(function, ndim=axes, index_dtype="int64")
 
 
 def _positions(node: Any, buffer: Any) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm_ffi
 from hybridc.targets.gpu.limits import Limits
-from hybridc.targets.llvm.schedules.blocks import ROOT
+from hybridc.targets.llvm.schedules.blocks import ROOT, changed
 from tvm import DataType, tirx
 from tvm.s_tir import SBlock
 
@@ -54,17 +54,7 @@ def scratch_bytes(function: tirx.PrimFunc) -> int | None:
 def _bind_block(block: SBlock, threads: int) -> SBlock:
     if block.name_hint == ROOT:
         return block
-    return SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        _bind(block.body, threads),
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
+    return changed(block, body=_bind(block.body, threads))
 
 
 def _bind(statement: Any, threads: int) -> Any:

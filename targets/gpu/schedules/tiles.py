@@ -23,16 +23,26 @@ kernel adds up the slices, and computes what follows:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from hybridc.targets.gpu.limits import Limits
-from hybridc.targets.gpu.schedules.product import normalize, only_product, right_along_depth
+from hybridc.targets.gpu.schedules.product import (
+    index_map,
+    normalize,
+    only_product,
+    right_along_depth,
+)
 from hybridc.targets.gpu.schedules.stages import bind_elements
 from hybridc.targets.gpu.schedules.tile_choice import DEPTH, SIDE, TILES, rank_tiles
-from hybridc.targets.llvm.schedules.blocks import blocks_of, extents_of, is_spatial, store_of
+from hybridc.targets.llvm.schedules.blocks import (
+    blocks_of,
+    collect,
+    extents_of,
+    is_spatial,
+    store_of,
+)
 from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
@@ -136,21 +146,17 @@ def _slice_depth(schedule: Schedule, main: Any, slices: int, limits: Limits) -> 
     def fused(piece: Any, number: Any, *others: Any) -> list[Any]:
         return [piece * batch + number, *others]
 
-    schedule.transform_block_layout(main, _map(sliced, 4))
+    schedule.transform_block_layout(main, index_map(sliced, 4))
     partial = schedule.rfactor(schedule.get_loops(main)[3], 0)
     loops = schedule.get_loops(partial)
     schedule.reorder(loops[3], *loops[:3], loops[4])
-    schedule.transform_block_layout(partial, _map(fused, 5))
-    schedule.transform_layout(partial, ("write", 0), _map(fused, 4))
+    schedule.transform_block_layout(partial, index_map(fused, 5))
+    schedule.transform_layout(partial, ("write", 0), index_map(fused, 4))
     total = schedule.cache_write(main, 0, "local")
     _inline_readers(schedule, total)
     thread = bind_elements(schedule, list(schedule.get_loops(total)), total, limits)
     schedule.compute_at(main, thread)
     return partial
-
-
-def _map(function: Callable[..., list[Any]], axes: int) -> Any:
-    return tirx.IndexMap.from_func(function, ndim=axes, index_dtype="int64")
 
 
 def _cut_axes(schedule: Schedule, main: Any, cut: _Cut) -> None:
@@ -165,8 +171,8 @@ def _cut_axes(schedule: Schedule, main: Any, cut: _Cut) -> None:
     def results(batch: Any, row: Any, column: Any) -> list[Any]:
         return [batch, *cut.side(row), *cut.side(column)]
 
-    schedule.transform_block_layout(main, _map(block, 4))
-    schedule.transform_layout(main, ("write", 0), _map(results, 3))
+    schedule.transform_block_layout(main, index_map(block, 4))
+    schedule.transform_layout(main, ("write", 0), index_map(results, 3))
 
 
 def _stage(
@@ -198,8 +204,8 @@ def _stage(
         return [batch, *cut.depth(outer), *cut.side(inner)]
 
     for block in (fetch, store):
-        schedule.transform_block_layout(block, _map(pieces, 3))
-        schedule.transform_layout(block, ("write", 0), _map(pieces, 3))
+        schedule.transform_block_layout(block, index_map(pieces, 3))
+        schedule.transform_layout(block, ("write", 0), index_map(pieces, 3))
     return schedule.get(fetch).name_hint, schedule.get(store).name_hint
 
 
@@ -285,16 +291,14 @@ def _check_one_to_one(schedule: Schedule, block: Any) -> None:
     """
     node = schedule.get(block)
     store = store_of(node)
-    used = {variable for index in store.indices for variable in _variables(index)} if store else ()
+    used = (
+        {variable for index in store.indices for variable in collect(index, tirx.Var)}
+        if store
+        else ()
+    )
     for axis in node.iter_vars:
         if int(axis.dom.extent) > 1 and axis.var not in used:
             raise Misfit("an axis of the tile that the results lack")
-
-
-def _variables(expression: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (tirx.Var, found.append))
-    return found
 
 
 def _check_complete(schedule: Schedule) -> None:

@@ -29,6 +29,7 @@ from hybridc.targets.llvm.schedules.reduction import (
 )
 from hybridc.targets.llvm.schedules.tails import move_tails
 from hybridc.targets.llvm.schedules.vector_math import expand_math
+from hybridc.targets.relax_pipeline import map_kernels
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -45,13 +46,7 @@ def schedule_module(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
     Returns:
         The module with the same functions, scheduled; results agree up to the order of sums.
     """
-    functions = {
-        variable: schedule_function(function, cpu)
-        if isinstance(function, tirx.PrimFunc)
-        else function
-        for variable, function in module.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+    return map_kernels(module, lambda function: schedule_function(function, cpu))
 
 
 def schedule_function(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:

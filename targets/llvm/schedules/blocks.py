@@ -115,6 +115,15 @@ def work_of(block: SBlock) -> int:
     return math.prod(extents_of(block) or [0])
 
 
+def changed(block: SBlock, **parts: Any) -> SBlock:
+    """A block with some parts replaced, by the names of its fields."""
+    names = (
+        "iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
+        "match_buffers", "annotations",
+    )  # fmt: skip
+    return SBlock(*(parts.get(name, getattr(block, name)) for name in names))
+
+
 def axes_of(block: SBlock) -> list[tirx.Var]:
     """The variables of the block's axes."""
     return [axis.var for axis in block.iter_vars]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from hybridc.targets.llvm.schedules.blocks import collect
+from hybridc.targets.llvm.schedules.blocks import changed, collect
 from tvm import tirx
 from tvm.s_tir import SBlock
 
@@ -34,17 +34,7 @@ def with_finite_starts(function: tirx.PrimFunc) -> tirx.PrimFunc:
         limit = tirx.max_value if float(start.value) > 0 else tirx.min_value
         value = limit(str(start.ty.dtype))
         init = tirx.BufferStore(block.init.buffer, value, block.init.indices)
-        return SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            block.body,
-            init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-        )
+        return changed(block, init=init)
 
     return function.with_body(tvm_ffi.structural_map(function.body, [(SBlock, replace)]))
 

@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
-from hybridc.targets.llvm.schedules.blocks import axes_of, loads_of, store_of
+from hybridc.targets.llvm.schedules.blocks import axes_of, collect, loads_of, store_of
 from hybridc.targets.llvm.schedules.tails import substitute
 from tvm import tirx
 
@@ -90,17 +90,10 @@ def may_fold(final: Any | None, geometry: Geometry) -> bool:
         if not all(index.same_as(axis) for index, axis in zip(between, spatial, strict=True)):
             return False
     body: Any = store_of(final)
-    uses = [v for v in _variables(body.value) if _among(v, spatial)]
-    inside = [v for load in loads_of(final) for i in load.indices for v in _variables(i)]
+    uses = [v for v in collect(body.value, tirx.Var) if _among(v, spatial)]
+    inside = [v for load in loads_of(final) for i in load.indices for v in collect(i, tirx.Var)]
     return len(uses) <= len([v for v in inside if _among(v, spatial)])
 
 
 def _among(variable: Any, others: Sequence[Any]) -> bool:
     return any(variable.same_as(other) for other in others)
-
-
-def _variables(expression: Any) -> list[Any]:
-
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (tirx.Var, lambda variable: found.append(variable)))
-    return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from hybridc.targets.llvm.schedules.blocks import collect
+from hybridc.targets.llvm.schedules.blocks import changed, collect
 from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import te, tirx
 from tvm.s_tir import SBlock, SBlockRealize
@@ -76,17 +76,7 @@ def without_unused_buffers(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _with_root(function: tirx.PrimFunc, body: Any, buffers: Sequence[Any]) -> tirx.PrimFunc:
     """The function with another body and other buffers in its root block."""
     root = function.body.block
-    new_root = SBlock(
-        root.iter_vars,
-        root.reads,
-        root.writes,
-        root.name_hint,
-        body,
-        root.init,
-        buffers,
-        root.match_buffers,
-        root.annotations,
-    )
+    new_root = changed(root, body=body, alloc_buffers=buffers)
     return function.with_body(SBlockRealize([], True, new_root))
 
 
