@@ -17,33 +17,18 @@ from hybridc.targets.llvm.layout.kernels import (
     pack_weight,
     unblock_channels,
 )
+from hybridc.targets.llvm.layout.main_writer import MainWriter
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
-from tvm import relax, te, tirx
+from tvm import relax, te
 
 from hybridc.bundle.tensors import Array
-
-FUSES_AHEAD = 4
-"""TVM's number for a kernel into which element-wise kernels that follow are fused."""
-
-DTYPE = "float32"
 
 
 def rewrite(graph: Graph, chosen: set[Any], cpu: Cpu) -> tuple[tvm.IRModule, Mapping[str, Array]]:
     """The module with the results in ``chosen`` blocked, and its weights in their new order."""
     packed = _Packed(graph, chosen, cpu)
-    weights = packed.weights()
-    types = [relax.TensorType(array.shape, array.dtype.name) for array in weights.values()]
-    parameter = relax.Var("model_params", relax.TupleType(types))
-    positions = {name: position for position, name in enumerate(weights)}
-    builder = relax.BlockBuilder(graph.module)
-    writer = _Writer(graph, chosen, packed, parameter, positions, builder)
-    main = graph.module["main"]
-    blocks = [writer.block(block) for block in main.body.blocks]
-    parameters = [*main.params[:-1], parameter]
-    body = relax.SeqExpr(blocks, main.body.body)
-    new = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
-    builder.update_func(graph.module.get_global_var("main"), new)
-    return relax.transform.DeadCodeElimination()(builder.finalize()), weights
+    main = MainWriter(graph.module, packed.weights())
+    return main.written(_Writer(graph, chosen, packed, main).block), main.weights
 
 
 @dataclass
@@ -123,10 +108,7 @@ class _Writer:
         graph: The module and what is known about it.
         chosen: Variables of the kernels whose results are blocked.
         packed: The weights' new forms.
-        parameter: The new tuple of weights.
-        positions: Position of each weight in it, by name.
-        builder: Holds the module's functions, new ones included.
-        functions: New functions' variables, by what they do.
+        main: Holds the new weights and kernels.
         blocked: Blocked variable by plain variable.
         bindings: What was written of the block at work.
     """
@@ -134,10 +116,7 @@ class _Writer:
     graph: Graph
     chosen: set[Any]
     packed: _Packed
-    parameter: Any
-    positions: Mapping[str, int]
-    builder: relax.BlockBuilder
-    functions: dict[Any, Any] = field(default_factory=dict)
+    main: MainWriter
     blocked: dict[Any, Any] = field(default_factory=dict)
     bindings: list[Any] = field(default_factory=list)
     read_plain: set[Any] = field(default_factory=set)
@@ -161,9 +140,9 @@ class _Writer:
         return type(block)(self.bindings)
 
     def _kept_weight(self, binding: Any) -> None:
-        position = self.positions.get(self.packed.name(binding.var))
-        if position is not None:
-            self._bind(binding.var, relax.TupleGetItem(self.parameter, position))
+        name = self.packed.name(binding.var)
+        if name in self.main.weights:
+            self._bind(binding.var, self.main.item(name))
 
     def _kernel(self, kernel: Kernel) -> None:
         """Write a kernel whose result is blocked, and its plain copy if something reads that."""
@@ -199,9 +178,10 @@ class _Writer:
             else:
                 operands.append(self._blocked(operand))
         old, function = kernel.call.args[0], kernel.blocked.function
-        if old not in self.functions:
-            self.functions[old] = self.builder.add_func(function, f"{old.name_hint}_blocked")
-        return self._call(self.functions[old], operands)
+        functions = self.main.functions
+        if old not in functions:
+            functions[old] = self.main.builder.add_func(function, f"{old.name_hint}_blocked")
+        return self.main.call(functions[old], *operands)
 
     def _blocked(self, variable: Any) -> Any:
         """The blocked form of a tensor, copied if it was computed plain."""
@@ -213,36 +193,17 @@ class _Writer:
         return self.blocked[variable]
 
     def _weight(self, variable: Any, name: str) -> Any:
-        return self._twin(variable, relax.TupleGetItem(self.parameter, self.positions[name]))
+        return self._twin(variable, self.main.item(name))
 
     def _twin(self, variable: Any, value: Any) -> Any:
         """A variable that is visible where ``variable`` is, bound to another value."""
-        value_type = value.ty
-        if isinstance(value, tvm.ir.Call):
-            value_type = value.ty_args[0]
-        elif isinstance(value, relax.TupleGetItem):
-            value_type = self.parameter.ty.fields[value.index]
-        return self._bind(type(variable)(f"{variable.name}_blocked", value_type), value)
+        kind = self.main.type_of(value)
+        return self._bind(type(variable)(f"{variable.name}_blocked", kind), value)
 
     def _bind(self, variable: Any, value: Any) -> Any:
         self.bindings.append(relax.VarBinding(variable, value))
         return variable
 
     def _emit(self, key: Any, build: Callable[..., te.Tensor], *operands: Any) -> Any:
-        """A call of a kernel given as tensor expression; the same key means the same kernel."""
-        shapes = [sizes_of(operand) for operand in operands]
-        if key not in self.functions:
-            sizes = [[tirx.IntImm("int64", dim) for dim in shape] for shape in shapes]
-            tensors = [te.placeholder(shape, DTYPE, f"p{i}") for i, shape in enumerate(sizes)]
-            result = build(*tensors)
-            function = te.create_prim_func([*tensors, result]).without_attr("global_symbol")
-            function = function.with_attr("tirx.noalias", True)
-            if key[0] == "convolution":
-                function = function.with_attr("op_pattern", FUSES_AHEAD)
-            self.functions[key] = self.builder.add_func(function, f"{key[0]}_blocked")
-        return self._call(self.functions[key], operands)
-
-    def _call(self, variable: Any, operands: Any) -> Any:
-        output = self.builder.get()[variable].params[-1]
-        shape = [int(dim) for dim in output.shape]
-        return relax.call_tir(variable, relax.Tuple(list(operands)), relax.TensorType(shape, DTYPE))
+        fuses = key[0] == "convolution"
+        return self.main.kernel(f"{key[0]}_blocked", key, build, *operands, fuses=fuses)

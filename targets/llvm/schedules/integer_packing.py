@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of, variables_used
+from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
+from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
 from hybridc.targets.llvm.schedules.integer_products import integer_product
 from hybridc.targets.llvm.schedules.integer_tiles import (
     PAIRS,
@@ -34,9 +35,6 @@ from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import relax, te, tirx
 
 from hybridc.bundle.tensors import Array
-
-FUSES_AHEAD = 4
-"""TVM's number for a kernel into which element-wise kernels that follow are fused."""
 
 SIGN = 128
 """What is added to int8 data to make uint8 of it."""
@@ -84,33 +82,30 @@ def pack_integer_products(
     """
     if not vector_lanes(cpu):
         return module, weights
-    reader = _Reader(module, weights, cpu)
-    products = reader.products()
-    return _Writer(reader, products).module() if products else (module, weights)
+    names = weight_names(module, weights)
+    products = _Reader(module, weights, names, cpu).products()
+    if not products:
+        return module, weights
+    main = MainWriter(module, _packed_weights(module, weights, names, products))
+    return main.written(_Writer(main, names, products).block), main.weights
 
 
 @dataclass
 class _Reader:
     """Finds the products."""
 
-    whole: tvm.IRModule
+    module: tvm.IRModule
     weights: Mapping[str, Array]
+    weight_of: Mapping[Any, str]
     cpu: Cpu
     values: dict[Any, Any] = field(default_factory=dict)
-    weight_of: dict[Any, str] = field(default_factory=dict)
 
     def products(self) -> dict[Any, Product]:
         """The products by the variable that they are bound to."""
-        main, names = self.whole["main"], list(self.weights)
         found = {}
-        for binding in bindings_of(main):
+        for binding in bindings_of(self.module["main"]):
             value = getattr(binding, "value", None)
             self.values[binding.var] = value
-            if isinstance(value, tvm.ir.TupleGetItem) and value.tuple_value.same_as(
-                main.params[-1]
-            ):
-                self.weight_of[binding.var] = names[int(value.index)]
-                continue
             try:
                 product = self._product(value)
             except Misfit:
@@ -253,70 +248,47 @@ def as_filters(array: Array) -> Array:
 
 @dataclass
 class _Writer:
-    """Writes ``main`` anew."""
+    """Writes ``main`` anew.
 
-    reader: _Reader
+    Attributes:
+        main: Holds the new weights and kernels.
+        weight_of: Name of the weight, by variable.
+        products: What gets a kernel, by variable.
+        bindings: What was written of the block at work.
+    """
+
+    main: MainWriter
+    weight_of: Mapping[Any, str]
     products: Mapping[Any, Product]
-    functions: dict[Any, Any] = field(default_factory=dict)
     bindings: list[Any] = field(default_factory=list)
 
-    def module(self) -> tuple[tvm.IRModule, Mapping[str, Array]]:
-        """The new module and its weights."""
-        weights = self._weights()
-        self._positions = {name: position for position, name in enumerate(weights)}
-        types = [relax.TensorType(array.shape, array.dtype.name) for array in weights.values()]
-        self._parameter = relax.Var("model_params", relax.TupleType(types))
-        whole = self.reader.whole
-        self._builder = relax.BlockBuilder(whole)
-        main = whole["main"]
-        blocks = [self._block(block) for block in main.body.blocks]
-        body = relax.SeqExpr(blocks, main.body.body)
-        parameters = [*main.params[:-1], self._parameter]
-        new = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
-        self._builder.update_func(whole.get_global_var("main"), new)
-        return relax.transform.DeadCodeElimination()(self._builder.finalize()), weights
-
-    def _weights(self) -> dict[str, Array]:
-        """Those that are still read as they are, then the packed ones and their sums."""
-        main = self.reader.whole["main"]
-        needed = variables_used(main.body.body)
-        for binding in bindings_of(main):
-            if binding.var not in self.products:
-                needed |= variables_used(binding.value)
-        names = {name for variable, name in self.reader.weight_of.items() if variable in needed}
-        weights = {n: array for n, array in self.reader.weights.items() if n in names}
-        for product in self.products.values():
-            array = as_filters(self.reader.weights[product.weight])
-            if product.name not in weights:
-                narrow = np.int8 if _is_narrow(array) else np.int16
-                weights[product.name] = pack(array.astype(narrow), product.geometry)
-            if product.zero:
-                sums = array.astype(np.int64).sum(axis=(1, 2, 3)) * -product.zero
-                weights[_offset_name(product)] = sums.astype(np.int32)
-        return weights
-
-    def _block(self, block: Any) -> Any:
+    def block(self, block: Any) -> Any:
+        """One block of bindings."""
         self.bindings = []
         for binding in block.bindings:
-            name = self.reader.weight_of.get(binding.var)
+            name = self.weight_of.get(binding.var)
             if binding.var in self.products:
                 self._write(binding.var, self.products[binding.var])
             elif name is None:
                 self.bindings.append(binding)
-            elif name in self._positions:
-                self._bind(binding.var, self._item(name))
+            elif name in self.main.weights:
+                self._bind(binding.var, self.main.item(name))
         return type(block)(self.bindings)
 
     def _write(self, variable: Any, product: Product) -> None:
         g = product.geometry
         data = self._data(variable, product)
-        weight = self._named(variable, "packed", self._item(product.name))
+        weight = self._named(variable, "packed", self.main.item(product.name))
         key = ("product", g, sizes_of(data), str(data.ty.dtype), str(weight.ty.dtype))
-        call = self._kernel(key, lambda d, w: integer_product(g, d, w), data, weight)
+
+        def build(tensor: te.Tensor, packed: te.Tensor) -> te.Tensor:
+            return integer_product(g, tensor, packed)
+
+        call = self.main.kernel("integer_product", key, build, data, weight, fuses=True)
         if product.zero:
             sums = self._named(variable, "sums", call)
-            offset = self._named(variable, "offset", self._item(_offset_name(product)))
-            call = relax.op.add(sums, offset)
+            offset = self._named(variable, "offset", self.main.item(_offset_name(product)))
+            call = self.main.builder.normalize(relax.op.add(sums, offset))
         self._bind(variable, call)
 
     def _data(self, variable: Any, product: Product) -> Any:
@@ -333,45 +305,37 @@ class _Writer:
             return _prepared(source, product.pads, missing, fill)
 
         key = ("prepare", sizes, str(data.ty.dtype), product.pads, missing, fill)
-        return self._named(variable, "data", self._kernel(key, prepare, data))
-
-    def _item(self, name: str) -> Any:
-        return relax.TupleGetItem(self._parameter, self._positions[name])
+        return self._named(
+            variable, "data", self.main.kernel("integer_prepare", key, prepare, data)
+        )
 
     def _named(self, like: Any, suffix: str, value: Any) -> Any:
         """A variable of the same kind as ``like`` for a value."""
-        if isinstance(value, relax.TupleGetItem):
-            kind = self._parameter.ty.fields[value.index]
-        else:
-            kind = value.ty_args[0]
+        kind = self.main.type_of(value)
         return self._bind(type(like)(f"{like.name}_{suffix}", kind), value)
 
     def _bind(self, variable: Any, value: Any) -> Any:
-        if isinstance(value, tvm.ir.Call) and not value.ty_args:
-            value = self._builder.normalize(value)
         self.bindings.append(relax.VarBinding(variable, value))
         return variable
 
-    def _kernel(self, key: Any, build: Any, *operands: Any) -> Any:
-        """A call of a kernel given as tensor expression; the same key means the same kernel."""
-        if key not in self.functions:
-            tensors = [
-                te.placeholder(
-                    [tirx.IntImm("int64", dim) for dim in sizes_of(operand)],
-                    str(operand.ty.dtype),
-                    f"p{i}",
-                )
-                for i, operand in enumerate(operands)
-            ]
-            result = build(*tensors)
-            function = te.create_prim_func([*tensors, result]).without_attr("global_symbol")
-            function = function.with_attr("tirx.noalias", True)
-            if key[0] == "product":
-                function = function.with_attr("op_pattern", FUSES_AHEAD)
-            self.functions[key] = self._builder.add_func(function, f"integer_{key[0]}")
-        output = self._builder.get()[self.functions[key]].params[-1]
-        kind = relax.TensorType([int(dim) for dim in output.shape], str(output.dtype))
-        return relax.call_tir(self.functions[key], relax.Tuple(list(operands)), kind)
+
+def _packed_weights(
+    module: tvm.IRModule,
+    weights: Mapping[str, Array],
+    names: Mapping[Any, str],
+    products: Mapping[Any, Product],
+) -> dict[str, Array]:
+    """Weights that are still read as they are, then the packed ones and their sums."""
+    packed = weights_left(module, weights, names, products)
+    for product in products.values():
+        array = as_filters(weights[product.weight])
+        if product.name not in packed:
+            narrow = np.int8 if _is_narrow(array) else np.int16
+            packed[product.name] = pack(array.astype(narrow), product.geometry)
+        if product.zero:
+            sums = array.astype(np.int64).sum(axis=(1, 2, 3)) * -product.zero
+            packed[_offset_name(product)] = sums.astype(np.int32)
+    return packed
 
 
 def _offset_name(product: Product) -> str:

@@ -1,0 +1,137 @@
+"""Write ``main`` anew around weights in another form: what all that packs weights does alike.
+
+    main(inputs, weights)  ->  main(inputs, packed weights)
+
+Who packs says which weights there are then, and writes the bindings block by block. Kernels come
+as tensor expressions, and the same kernel is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tvm
+from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of, variables_used
+from tvm import relax, te, tirx
+
+from hybridc.bundle.tensors import Array
+
+FUSES_AHEAD = 4
+"""TVM's number for a kernel into which element-wise kernels that follow are fused."""
+
+
+def weight_names(module: tvm.IRModule, weights: Mapping[str, Array]) -> dict[Any, str]:
+    """Name of the weight, by the variable of ``main`` that it is bound to."""
+    main, names = module["main"], list(weights)
+    found = {}
+    for binding in bindings_of(main):
+        value: Any = getattr(binding, "value", None)
+        if isinstance(value, tvm.ir.TupleGetItem) and value.tuple_value.same_as(main.params[-1]):
+            found[binding.var] = names[int(value.index)]
+    return found
+
+
+@dataclass
+class MainWriter:
+    """Writes a module whose ``main`` takes the given weights as one tuple, last.
+
+    Attributes:
+        module: The module as it was.
+        weights: The new weights by name, in order.
+        functions: Variables of new kernels, by what they do.
+    """
+
+    module: tvm.IRModule
+    weights: Mapping[str, Array]
+    functions: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def parameter(self) -> relax.Var:
+        """The new tuple of weights."""
+        arrays = self.weights.values()
+        types = [relax.TensorType(array.shape, array.dtype.name) for array in arrays]
+        return relax.Var("model_params", relax.TupleType(types))
+
+    @cached_property
+    def builder(self) -> relax.BlockBuilder:
+        """Holds the module's functions, new ones included."""
+        return relax.BlockBuilder(self.module)
+
+    @cached_property
+    def _positions(self) -> Mapping[str, int]:
+        return {name: position for position, name in enumerate(self.weights)}
+
+    def item(self, name: str) -> Any:
+        """A weight, taken out of the tuple."""
+        return relax.TupleGetItem(self.parameter, self._positions[name])
+
+    def type_of(self, value: Any) -> Any:
+        """Type of a weight that was taken out of the tuple, or of a call of a kernel."""
+        if isinstance(value, relax.TupleGetItem):
+            return self.parameter.ty.fields[value.index]
+        return value.ty_args[0]
+
+    def written(self, block: Callable[[Any], Any]) -> tvm.IRModule:
+        """The new module; ``block`` gives the new form of each block of bindings."""
+        main = self.module["main"]
+        body = relax.SeqExpr([block(old) for old in main.body.blocks], main.body.body)
+        parameters = [*main.params[:-1], self.parameter]
+        new = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
+        self.builder.update_func(self.module.get_global_var("main"), new)
+        return relax.transform.DeadCodeElimination()(self.builder.finalize())
+
+    def kernel(
+        self,
+        name: str,
+        key: Any,
+        build: Callable[..., te.Tensor],
+        *operands: Any,
+        fuses: bool = False,
+    ) -> Any:
+        """A call of a kernel that is given as tensor expression.
+
+        Args:
+            name: What to call it.
+            key: The same for the same kernel.
+            build: From a placeholder for each operand to the result.
+            operands: Variables of known type.
+            fuses: Whether element-wise kernels that follow are fused into it.
+        """
+        if key not in self.functions:
+            tensors = [_placeholder(operand, i) for i, operand in enumerate(operands)]
+            function = te.create_prim_func([*tensors, build(*tensors)])
+            function = function.without_attr("global_symbol").with_attr("tirx.noalias", True)
+            if fuses:
+                function = function.with_attr("op_pattern", FUSES_AHEAD)
+            self.functions[key] = self.builder.add_func(function, name)
+        return self.call(self.functions[key], *operands)
+
+    def call(self, variable: Any, *operands: Any) -> Any:
+        """A call of a kernel with one result, by its variable."""
+        output = self.builder.get()[variable].params[-1]
+        kind = relax.TensorType([int(dim) for dim in output.shape], str(output.dtype))
+        return relax.call_tir(variable, relax.Tuple(list(operands)), kind)
+
+
+def _placeholder(operand: Any, position: int) -> te.Tensor:
+    shape = [tirx.IntImm("int64", dim) for dim in sizes_of(operand)]
+    return te.placeholder(shape, str(operand.ty.dtype), f"p{position}")
+
+
+def weights_left(
+    module: tvm.IRModule,
+    weights: Mapping[str, Array],
+    names: Mapping[Any, str],
+    replaced: Mapping[Any, Any],
+) -> dict[str, Array]:
+    """The weights that ``main`` reads but for the bindings in ``replaced``, in order."""
+    main = module["main"]
+    needed = variables_used(main.body.body)
+    for binding in bindings_of(main):
+        if binding.var not in replaced:
+            needed |= variables_used(binding.value)
+    left = {name for variable, name in names.items() if variable in needed}
+    return {name: array for name, array in weights.items() if name in left}
