@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hybridc.cli.output import format_option, show, table
+from hybridc.cli.options import bundle_output_option
+from hybridc.cli.output import format_option, progress, show, table, write_text
 
 if TYPE_CHECKING:
     from hybridc.calibration.build import Report
@@ -33,14 +33,7 @@ def command() -> None:
 
 
 @command.command("build")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="BUNDLE",
-    help="Where to write: a folder, or one file if the name ends in .hyb.",
-)
+@bundle_output_option
 @click.option(
     "--target",
     "targets",
@@ -93,7 +86,7 @@ def build(
         raise UsageError("--shape and --bind are about a --model, and none is given")
     sizes, values = parse_shapes(shapes), parse_bindings(bindings)
     requests = [ModelRequest(path, sizes, values) for path in models]
-    report = build_calibration(output, parse_targets(targets), requests, _progress())
+    report = build_calibration(output, parse_targets(targets), requests, progress())
     data = {**dataclasses.asdict(report), "output": str(report.output)}
     show(format_, data, lambda: _build_lines(report))
 
@@ -123,26 +116,10 @@ def run(bundle: Path, output: Path, seconds: float, format_: str) -> None:
     """
     from hybridc.calibration.machine import to_json
     from hybridc.calibration.run import run_calibration
-    from hybridc.errors import UsageError
 
-    machine = run_calibration(bundle, seconds, _progress())
-    try:
-        output.write_text(to_json(machine), "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write what was measured: {error}") from error
+    machine = run_calibration(bundle, seconds, progress())
+    write_text(output, to_json(machine), "what was measured")
     show(format_, dataclasses.asdict(machine), lambda: _run_lines(output, machine))
-
-
-def _progress() -> Callable[[str], None]:
-    """Prints lines of progress, from any thread; raises an interrupt that native code has lost."""
-    interrupts = click.get_current_context().obj
-
-    def print_line(line: str) -> None:
-        if interrupts:
-            raise KeyboardInterrupt
-        click.echo(line, err=True)
-
-    return print_line
 
 
 def _build_lines(report: Report) -> list[str]:

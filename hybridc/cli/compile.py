@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hybridc.cli.hybrid import plan_table, read_server, server_options
-from hybridc.cli.output import format_option, show, size, table
+from hybridc.cli.options import bundle_output_option
+from hybridc.cli.output import format_option, progress, show, size, table
 from hybridc.cli.placing import (
     Asked,
     compile_options,
@@ -26,14 +27,7 @@ if TYPE_CHECKING:
 
 @click.command("compile")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="BUNDLE",
-    help="Where to write: a folder, or one file if the name ends in .hyb.",
-)
+@bundle_output_option
 @model_options
 @rule_options
 @cost_options
@@ -105,19 +99,12 @@ def command(
     )
     server, compile_here = read_server(output, values), compile_function(values)
     if options.remote is None:
-        report = compile_here(model, output, options, _progress)
+        report = compile_here(model, output, options, progress())
     else:
         from hybridc.remote.compile import compile_hybrid
 
-        report = compile_hybrid(model, output, options, server, _progress)
+        report = compile_hybrid(model, output, options, server, progress())
     show(format_, _as_json(report), lambda: _as_lines(report))
-
-
-def _progress(line: str) -> None:
-    """Print a line of progress; raises an interrupt that native code has lost."""
-    if click.get_current_context().obj:
-        raise KeyboardInterrupt
-    click.echo(line, err=True)
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hybridc.cli.hybrid import crossing_table
-from hybridc.cli.output import format_option, price, show, size, table
+from hybridc.cli.output import format_option, milliseconds, price, show, size, table, write_text
 from hybridc.cli.placing import OBJECTIVES, parse_profiles, read_plan
 from hybridc.errors import UsageError
 
@@ -109,10 +109,7 @@ def write_html(plan: PlanFile, path: Path) -> None:
     from hybridc.placement.report import html_report
 
     texts = ["\n".join(group_lines(plan, group)) for group in plan.groups]
-    try:
-        path.write_text(html_report(plan, plan_lines(plan), texts), "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the report: {error}") from error
+    write_text(path, html_report(plan, plan_lines(plan), texts), "the report")
 
 
 def _change(
@@ -172,7 +169,7 @@ def plan_lines(plan: PlanFile) -> list[str]:
         lines.append("copies:")
         lines += table(
             [
-                [t.tensor, t.source, "->", t.destination, size(t.bytes), _milliseconds(t.seconds)]
+                [t.tensor, t.source, "->", t.destination, size(t.bytes), milliseconds(t.seconds)]
                 for t in plan.transfers
             ]
         )
@@ -193,7 +190,7 @@ def _figure_lines(prediction: Prediction) -> list[str]:
         proof = "no plan is better"
     lines = [f"{_NAMES.get(name, name)} {value}, {proof}; solver: {prediction.solver}"]
     rows = [
-        ["one run", _milliseconds(prediction.latency_seconds)],
+        ["one run", milliseconds(prediction.latency_seconds)],
         ["as a pipeline", f"{prediction.runs_per_second:.4g} runs per second"],
         ["confidence", f"{prediction.confidence:.0%}"],
     ]
@@ -206,10 +203,6 @@ def _figure_lines(prediction: Prediction) -> list[str]:
     return lines + table(rows)
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"
-
-
 def _device_table(plan: PlanFile) -> list[str]:
     counts = Counter(group.device for group in plan.groups)
     rows = [["device", "groups", "busy", "memory", "profile"]]
@@ -218,7 +211,7 @@ def _device_table(plan: PlanFile) -> list[str]:
             continue
         busy, memory = "-", "-"
         if plan.prediction is not None:
-            busy = _milliseconds(plan.prediction.busy_seconds.get(device.name, 0.0))
+            busy = milliseconds(plan.prediction.busy_seconds.get(device.name, 0.0))
             memory = size(plan.prediction.memory_bytes.get(device.name, 0))
         profile = device.profile
         text = f"{profile.name} ({profile.source})" if profile else "not known"
@@ -267,7 +260,7 @@ def _cost_row(plan: PlanFile, group: PlanGroup, cost: PlanCost) -> list[str]:
         changes = [_signed(prediction, cost.copies), _signed(prediction, cost.moved)]
     return [
         cost.device,
-        _milliseconds(cost.seconds),
+        milliseconds(cost.seconds),
         cost.source,
         f"{cost.confidence:.0%}",
         *changes,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hybridc.bundle.manifest import CrossingSpec, Manifest
-from hybridc.cli.output import size, table
+from hybridc.cli.options import Function, with_options
+from hybridc.cli.output import milliseconds, size, table
 from hybridc.errors import UsageError
 
 if TYPE_CHECKING:
     from hybridc.remote.repository import ServerOptions
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
@@ -66,11 +65,9 @@ _OPTIONS = (
 )
 
 
-def server_options(function: _Function) -> _Function:
+def server_options(function: Function) -> Function:
     """How the server's side is written."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+    return with_options(_OPTIONS, function)
 
 
 def read_server(output: Path, values: Mapping[str, Any]) -> ServerOptions:
@@ -137,7 +134,7 @@ def plan_table(manifest: Manifest) -> list[str]:
     rows = [["plan", "here", "server", "crosses", "models"]]
     for plan in manifest.plans:
         models = [part.remote.model for part in plan.parts if part.remote]
-        times = [f"{seconds * 1e3:.4g} ms" for seconds in (plan.edge_seconds, plan.server_seconds)]
+        times = [milliseconds(seconds) for seconds in (plan.edge_seconds, plan.server_seconds)]
         rows.append([plan.name, *times, size(plan.bytes), ", ".join(models) or "-"])
     lines += table(rows)
     for plan in manifest.plans:

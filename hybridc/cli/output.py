@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from hybridc.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -26,6 +29,30 @@ def show(format_: str, data: Any, lines: Callable[[], Sequence[str]]) -> None:
         click.echo(json.dumps(data, indent=2, ensure_ascii=False))
     else:
         click.echo("\n".join(lines()))
+
+
+def progress() -> Callable[[str], None]:
+    """Prints lines of progress, from any thread; raises an interrupt that native code has lost."""
+    interrupts = click.get_current_context().obj
+
+    def print_line(line: str) -> None:
+        if interrupts:
+            raise KeyboardInterrupt
+        click.echo(line, err=True)
+
+    return print_line
+
+
+def write_text(path: Path, text: str, what: str) -> None:
+    """Write a file that an option names.
+
+    Raises:
+        UsageError: It cannot be written; the message says what it was to hold.
+    """
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {what}: {error}") from error
 
 
 def table(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
@@ -53,6 +80,11 @@ def size(count: int) -> str:
 def shape(dims: Sequence[int | str]) -> str:
     """A shape as on the command line; ``scalar`` for rank 0."""
     return "x".join(map(str, dims)) or "scalar"
+
+
+def milliseconds(seconds: float) -> str:
+    """A time in words."""
+    return f"{seconds * 1e3:.4g} ms"
 
 
 _UNITS = {"latency": (1e3, "ms"), "throughput": (1e3, "ms"), "energy": (1e3, "mJ")}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.cli.options import Function, with_options
 from hybridc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from hybridc.targets.protocol import Device
 
 OBJECTIVES = ("latency", "throughput", "energy", "cost")
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MODEL_OPTIONS = (
     click.option(
@@ -151,25 +150,19 @@ _COST_OPTIONS = (
 )
 
 
-def model_options(function: _Function) -> _Function:
+def model_options(function: Function) -> Function:
     """Targets, shapes and bindings."""
-    return _with(_MODEL_OPTIONS, function)
+    return with_options(_MODEL_OPTIONS, function)
 
 
-def rule_options(function: _Function) -> _Function:
+def rule_options(function: Function) -> Function:
     """Rules on placement."""
-    return _with(_RULE_OPTIONS, function)
+    return with_options(_RULE_OPTIONS, function)
 
 
-def cost_options(function: _Function) -> _Function:
+def cost_options(function: Function) -> Function:
     """What is known about devices, and what to minimize."""
-    return _with(_COST_OPTIONS, function)
-
-
-def _with(options: Sequence[Callable[[Any], Any]], function: _Function) -> _Function:
-    for option in reversed(options):
-        function = option(function)
-    return function
+    return with_options(_COST_OPTIONS, function)
 
 
 @dataclass(frozen=True)

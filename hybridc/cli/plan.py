@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hybridc.cli.explain import html_option
-from hybridc.cli.output import format_option, show
+from hybridc.cli.output import format_option, show, write_text
 from hybridc.cli.placing import Asked, compile_options, cost_options, model_options, rule_options
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def command(
     from hybridc.cli.explain import plan_lines, write_html
     from hybridc.cli.sweep import run_sweep, sweep_lines
     from hybridc.errors import UsageError
+    from hybridc.placement.plan_file import plan_to_json
 
     def plan_for(shapes: Sequence[str]) -> PlanFile:
         return _plan(model, {**values, "shapes": tuple(shapes)}, not no_fallback, save_model)
@@ -81,7 +82,7 @@ def command(
         return
     plan = plan_for(values["shapes"])
     if output is not None:
-        _write(plan, output)
+        write_text(output, plan_to_json(plan), "the plan")
     if html is not None:
         write_html(plan, html)
     show(format_, dataclasses.asdict(plan), lambda: plan_lines(plan))
@@ -107,13 +108,3 @@ def _plan(
 
         save_annotated(graph_model, plan, save_model)
     return plan
-
-
-def _write(plan: PlanFile, output: Path) -> None:
-    from hybridc.errors import UsageError
-    from hybridc.placement.plan_file import plan_to_json
-
-    try:
-        output.write_text(plan_to_json(plan), "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the plan: {error}") from error

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.cli.options import Function, with_options
 from hybridc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp32", "fp16", "int8", "int8-dynamic", "int8-weights", "int4-weights")
 METHODS = ("min-max", "percentile", "entropy")
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
@@ -57,11 +56,9 @@ _OPTIONS = (
 )
 
 
-def precision_options(function: _Function) -> _Function:
+def precision_options(function: Function) -> Function:
     """Precision, calibration and budget."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+    return with_options(_OPTIONS, function)
 
 
 def compile_function(values: Mapping[str, Any]) -> Callable[..., Report]:
@@ -78,8 +75,6 @@ def compile_function(values: Mapping[str, Any]) -> Callable[..., Report]:
         if given:
             raise UsageError(f"--{given[0]} is for a --precision other than fp32")
         return compile_model
-    if values.get("remote"):
-        raise UsageError(f"--precision {values['precision']} is not for plans with a server yet")
     from hybridc.precision.budget import parse_budget
     from hybridc.precision.compile import Wanted, compile_in_precision
 

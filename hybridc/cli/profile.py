@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hybridc.cli.output import format_option, show, table
+from hybridc.cli.options import input_option, seed_option
+from hybridc.cli.output import format_option, milliseconds, show, table, write_text
 
 if TYPE_CHECKING:
     from hybridc.bundle.read import Bundle
@@ -26,14 +27,7 @@ _MOST_KERNELS = 15
 
 @click.command("profile")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "-i",
-    "--input",
-    "source",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Inputs by name in an npz, or the only input in an npy; random ones without it.",
-)
+@input_option
 @click.option(
     "-o",
     "--output",
@@ -48,7 +42,7 @@ _MOST_KERNELS = 15
     show_default=True,
     help="Runs that the times of parts are medians of.",
 )
-@click.option("--seed", type=int, default=0, help="Seed of random inputs.")
+@seed_option
 @click.option("--no-kernels", is_flag=True, help="Show parts and copies only.")
 @format_option
 def command(
@@ -66,7 +60,6 @@ def command(
     down.
     """
     from hybridc.bundle.read import open_bundle
-    from hybridc.errors import UsageError
     from hybridc.runtime.arrays import random_inputs, read_arrays
     from hybridc.runtime.loader import load_bundle
     from hybridc.runtime.timeline import trace
@@ -78,10 +71,7 @@ def command(
         wall, runs = _observe(model, arrays, repeat, kernels=False)
         last = runs[-1] if no_kernels else _observe(model, arrays, 1, kernels=True)[1][0]
     if output is not None:
-        try:
-            output.write_text(json.dumps(trace(last, predicted)), "utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write the timeline: {error}") from error
+        write_text(output, json.dumps(trace(last, predicted)), "the timeline")
     data = _summary(opened, wall, runs, last, predicted)
     show(format_, data, lambda: _as_lines(data))
 
@@ -158,15 +148,15 @@ def _kernels(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def _as_lines(data: dict[str, Any]) -> list[str]:
-    head = [f"one run {_time(data['seconds'])}, median of {data['runs']}"]
+    head = [f"one run {milliseconds(data['seconds'])}, median of {data['runs']}"]
     if data["predicted"] is not None:
-        head[0] += f"; predicted for the parts {_time(data['predicted'])}"
+        head[0] += f"; predicted for the parts {milliseconds(data['predicted'])}"
     rows = [["part or copy", "on", "measured", "predicted", "predicted / measured"]]
     for row in data["parts"]:
         ends = ["-", "-"]
         if row["predicted"] is not None:
-            ends = [_time(row["predicted"]), f"{row['predicted'] / row['seconds']:.2f}"]
-        rows.append([row["name"], row["on"], _time(row["seconds"]), *ends])
+            ends = [milliseconds(row["predicted"]), f"{row['predicted'] / row['seconds']:.2f}"]
+        rows.append([row["name"], row["on"], milliseconds(row["seconds"]), *ends])
     lines = [*head, *table(rows)]
     if not data["kernels"]:
         return lines
@@ -174,10 +164,8 @@ def _as_lines(data: dict[str, Any]) -> list[str]:
     rows = [["kernel", "part", "calls", "time", "share"]]
     for row in data["kernels"][:_MOST_KERNELS]:
         share = f"{row['seconds'] / total:.0%}"
-        rows.append([row["name"], row["part"], str(row["calls"]), _time(row["seconds"]), share])
+        rows.append(
+            [row["name"], row["part"], str(row["calls"]), milliseconds(row["seconds"]), share]
+        )
     rest = len(data["kernels"]) - _MOST_KERNELS
     return [*lines, *table(rows), *([f"  and {rest} kernels more"] if rest > 0 else [])]
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"

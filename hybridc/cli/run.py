@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.cli.options import input_option, seed_option
 from hybridc.cli.output import format_option, shape, show, table
 
 if TYPE_CHECKING:
@@ -19,14 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("run")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "-i",
-    "--input",
-    "source",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Inputs by name in an npz, or the only input in an npy; random ones without it.",
-)
+@input_option
 @click.option(
     "-o",
     "--output",
@@ -42,7 +36,7 @@ if TYPE_CHECKING:
     help="The server of a hybrid bundle, or several with commas between. TLS and tokens come from "
     "the environment.",
 )
-@click.option("--seed", type=int, default=0, help="Seed of random inputs.")
+@seed_option
 @format_option
 def command(
     bundle: Path,
