@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -108,7 +108,10 @@ class Model:
             UsageError: An input is missing, unknown, or has the wrong type or shape; or the
                 model was closed.
         """
-        results = self.run_tensors(self._reader.read(arrays))
+        return self._named(self.run_tensors(self._reader.read(arrays)))
+
+    def _named(self, results: Sequence[Any]) -> dict[str, Array]:
+        """The outputs as arrays, by name."""
         typed = zip(self._types, results, strict=True)
         return {name: to_array(result, dtype) for (name, dtype), result in typed}
 
@@ -146,8 +149,7 @@ class Model:
         if depth < 1:
             raise UsageError(f"depth is {depth} and must be at least 1")
         for results in stream(self._submit, inputs, depth):
-            typed = zip(self._types, results, strict=True)
-            yield {name: to_array(result, dtype) for (name, dtype), result in typed}
+            yield self._named(results)
 
     def observed(self, timeline: Timeline, kernels: bool = True) -> Model:
         """A model over the same code and weights, whose runs are noted in a timeline.
@@ -168,8 +170,7 @@ class Model:
         """Begin a call; an executor's first call ends before this returns."""
         tensors = self._reader.read(arrays)
         executor = self._executor()
-        alone = self._gate is not None and executor.is_new
-        guard = _guard(self._gate, alone=alone)
+        guard = _guard(self._gate, alone=executor.is_new)
         guard.__enter__()
         future = self._start(executor, tensors)
 
@@ -178,8 +179,6 @@ class Model:
             if done.exception() is None:
                 self._give_back(executor)
 
-        if alone:
-            future.exception()  # waits
         future.add_done_callback(end)
         return future
 
@@ -194,7 +193,7 @@ class Model:
     def _start(self, executor: Executor, tensors: list[Any]) -> Future[list[Any]]:
         """Begin a call on the workers; an executor's first with CUDA runs here, task by task."""
         if self._gate is not None and executor.is_new:
-            return _done(executor, tensors)
+            return finished(lambda: executor.run(tensors))
         return Call(executor, self._workers, tensors, next(self._calls)).start()
 
     def _give_back(self, executor: Executor) -> None:
@@ -293,11 +292,11 @@ def _guard(gate: Gate | None, *, alone: bool = False) -> AbstractContextManager[
     return gate.alone() if alone else gate.together()
 
 
-def _done(executor: Executor, tensors: list[Any]) -> Future[list[Any]]:
-    """A call that has ended."""
+def finished(call: Callable[[], list[Any]]) -> Future[list[Any]]:
+    """A call made here and now, as one that has ended."""
     future: Future[list[Any]] = Future()
     try:
-        future.set_result(executor.run(tensors))
+        future.set_result(call())
     except Exception as error:
         future.set_exception(error)
     return future

@@ -23,7 +23,7 @@ from typing import Any
 
 from hybridc.bundle.manifest import Manifest, PartSpec, PlanSpec, RemoteSpec
 from hybridc.errors import InternalError, RemoteMissing, UsageError
-from hybridc.runtime.loader import Model
+from hybridc.runtime.loader import Model, finished
 from hybridc.runtime.parts import Function, LoadedPart
 from hybridc.runtime.remote_choice import Chooser
 from hybridc.runtime.remote_client import Client, GrpcClient, Reply
@@ -294,12 +294,7 @@ class HybridModel(Model):
 
     def _submit(self, arrays: Mapping[str, Any]) -> Future[list[Any]]:
         """One call after another: which plan is next depends on how the last one went."""
-        future: Future[list[Any]] = Future()
-        try:
-            future.set_result(self.run_tensors(self._reader.read(arrays)))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+        return finished(lambda: self.run_tensors(self._reader.read(arrays)))
 
     def _look_at_link(self) -> None:
         """Probe the link in a thread, if it is time; one probe at a time."""

@@ -94,11 +94,11 @@ def _read_set(folder: Path, model: onnx.ModelProto) -> tuple[list[Any], list[Any
     return read[0], read[1]
 
 
-def run(case: Case, fallback: bool = False) -> str | None:
+def run(case: Case, fallback: bool = False, target: str = "llvm:host") -> str | None:
     """What is wrong with hybridc's result; ``None`` if it is right, and raises what it raises."""
     from hybridc import onnx_backend
 
-    compiled = onnx_backend.prepare(case.model, fallback=fallback)
+    compiled = onnx_backend.prepare(case.model, target=target, fallback=fallback)
     for inputs, outputs in case.data:
         results = compiled.run(inputs)
         for index, (actual, expected) in enumerate(zip(results, outputs, strict=True)):

@@ -18,28 +18,22 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.conformance.suite import Case, cases, difference
+from tests.conformance.suite import Case, cases, run
 
 PASSED, REFUSED, WRONG, ENDED = "passed", "refused", "wrong", "ended"
 
 
 def judge(case: Case, target: str) -> tuple[str, str]:
     """What became of a test, and why."""
-    from hybridc import onnx_backend
     from hybridc.errors import UnsupportedError
 
     try:
-        compiled = onnx_backend.prepare(case.model, target=target, fallback=False)
-        for inputs, outputs in case.data:
-            for actual, expected in zip(compiled.run(inputs), outputs, strict=True):
-                fault = difference(actual, expected, case)
-                if fault:
-                    return WRONG, fault
+        fault = run(case, target=target)
     except UnsupportedError as error:
         return REFUSED, " ".join(str(error).split())[-200:]
     except Exception as error:
         return WRONG, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return PASSED, ""
+    return (WRONG, fault) if fault else (PASSED, "")
 
 
 def work(target: str, names: list[str], seconds: float) -> None:
