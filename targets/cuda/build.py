@@ -16,7 +16,7 @@ from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.gpu.scratch import lift_scratch
 from hybridc.targets.llvm.link import linker_for
-from hybridc.targets.llvm.memory import planned_bytes
+from hybridc.targets.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
 from hybridc.targets.relax_pipeline import build_executable, export_library, finalize
 from tvm import relax

@@ -16,9 +16,9 @@ from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout import block_layouts
 from hybridc.targets.llvm.layout.products import pack_products
 from hybridc.targets.llvm.link import linker_for
-from hybridc.targets.llvm.memory import planned_bytes
 from hybridc.targets.llvm.schedules import schedule_module
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products
+from hybridc.targets.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
 from tvm import relax
 

@@ -17,8 +17,8 @@ from hybridc.targets.gpu.lower import unfit_types
 from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.llvm.link import linker_for
-from hybridc.targets.llvm.memory import planned_bytes
 from hybridc.targets.llvm.runtime_library import OPENCL_STEM
+from hybridc.targets.memory import planned_bytes
 from hybridc.targets.opencl.devices import Devices
 from hybridc.targets.opencl.intrinsics import register_rules
 from hybridc.targets.protocol import Artifact

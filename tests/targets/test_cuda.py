@@ -9,11 +9,13 @@ import subprocess
 
 import onnx
 import pytest
+from hybridc.targets.cuda import build
 from hybridc.targets.cuda.architectures import parse_gpu
 from hybridc.targets.cuda.build import compiled_graph
 from hybridc.targets.cuda.nvcc import compile_source, find_nvcc
 from hybridc.targets.cuda.nvrtc import compile_with_nvrtc, find_nvrtc
 from hybridc.targets.cuda.pack import rewrite
+from hybridc.targets.memory import planned_bytes
 
 import hybridc
 from hybridc.bundle.manifest import TransferSpec
@@ -168,6 +170,18 @@ def test_straight_graphs_are_captured(name, captured):
     functions = compiled_graph(lowered_model(model)[0].module, gpu).functions
     names = [variable.name_hint for variable in functions]
     assert any("cuda_graph_capture" in name for name in names) == captured
+
+
+@pytest.mark.parametrize("name", ["attention", "lstm"])
+def test_storages_of_a_graph_are_counted(monkeypatch, name):
+    gpu = parse_gpu("sm_90")
+
+    def planned():
+        return planned_bytes(compiled_graph(lowered_model(SMALL[name]())[0].module, gpu))
+
+    captured = planned()
+    monkeypatch.setattr(build, "_is_straight", lambda _module: False)
+    assert captured == planned() > 0
 
 
 @needs_nvcc

@@ -7,14 +7,19 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+_KEPT = "cuda_graph_alloc"
+"""Name of the function that TVM moves the storages of a CUDA graph to; it is called once."""
+
 
 def planned_bytes(module: tvm.IRModule) -> int:
-    """Sum of the storages that ``main`` allocates; 0 if one has a dynamic size."""
+    """Sum of the storages that ``main`` allocates or keeps; 0 if one has a dynamic size."""
     sizes: list[int | None] = []
 
     def visit(expression: Any) -> None:
         if isinstance(expression, relax.Call) and _is_allocation(expression):
             sizes.append(_static_size(expression.args[0]))
+        elif isinstance(expression, tvm.ir.GlobalVar) and _KEPT in expression.name_hint:
+            relax.analysis.post_order_visit(module[expression], visit)
 
     relax.analysis.post_order_visit(module["main"], visit)
     return 0 if None in sizes else sum(size for size in sizes if size is not None)
