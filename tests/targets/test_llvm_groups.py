@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 tvm = pytest.importorskip("tvm")
@@ -18,6 +18,7 @@ from hybridc.targets.llvm.layout import block_layouts  # noqa: E402
 from hybridc.targets.llvm.schedules.emitter import loop_order  # noqa: E402
 from tvm import relax  # noqa: E402
 
+from tests.targets.properties import kernel_examples  # noqa: E402
 from tests.targets.test_llvm_layouts import (  # noqa: E402
     calls,
     check_kernel,
@@ -32,12 +33,7 @@ op = relax.op
 Array = np.ndarray[Any, Any]
 
 
-@settings(
-    max_examples=12,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@kernel_examples(12)
 @given(
     size=st.tuples(st.integers(3, 12), st.integers(3, 18)),
     groups=st.integers(1, 5),

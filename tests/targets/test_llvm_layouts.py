@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 tvm = pytest.importorskip("tvm")
@@ -35,6 +35,7 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (  # noqa: E402
 from hybridc.targets.llvm.schedules.loops import Misfit  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
 
+from tests.targets.properties import kernel_examples  # noqa: E402
 from tests.targets.test_llvm_schedules import convolve, draw  # noqa: E402
 
 op = relax.op
@@ -159,12 +160,7 @@ def test_kernel(
     check_kernel(found, shape, filters, cpu)
 
 
-@settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@kernel_examples(25)
 @given(
     size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
     batch=st.integers(1, 2),

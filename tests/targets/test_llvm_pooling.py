@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 tvm = pytest.importorskip("tvm")
@@ -19,6 +19,7 @@ from hybridc.targets.llvm.schedules import apply_rule  # noqa: E402
 from hybridc.targets.llvm.schedules.blocked_pooling import schedule_blocked_pooling  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
 
+from tests.targets.properties import kernel_examples  # noqa: E402
 from tests.targets.test_llvm_layouts import network, randoms, run  # noqa: E402
 from tests.targets.test_llvm_schedules import draw  # noqa: E402
 
@@ -60,12 +61,7 @@ def pooling(
     return te.create_prim_func([data, scaled])
 
 
-@settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@kernel_examples(15)
 @given(
     size=st.tuples(st.integers(1, 19), st.integers(1, 19)),
     taps=st.tuples(st.integers(1, 4), st.integers(1, 4)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 tvm = pytest.importorskip("tvm")
@@ -23,6 +23,7 @@ from hybridc.targets.llvm.schedules import apply_rule  # noqa: E402
 from hybridc.targets.llvm.schedules.packed_product import schedule_packed_product  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
 
+from tests.targets.properties import kernel_examples  # noqa: E402
 from tests.targets.test_llvm_layouts import calls, network, run  # noqa: E402
 from tests.targets.test_llvm_schedules import draw  # noqa: E402
 
@@ -51,12 +52,7 @@ def scheduled(rows: int, depth: int, columns: int, front: int, cpu: Cpu) -> tupl
     return apply_rule(schedule_packed_product, function, cpu), found
 
 
-@settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@kernel_examples(15)
 @given(
     rows=st.integers(1, 40),
     depth=st.integers(1, 70),

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -20,6 +20,8 @@ from hybridc.targets.llvm.schedules import apply_rule, schedule_module  # noqa: 
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution  # noqa: E402
 from hybridc.targets.llvm.schedules.registers import choose_tile, cycles_of  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
+
+from tests.targets.properties import kernel_examples  # noqa: E402
 
 op = relax.op
 Array = np.ndarray[Any, Any]
@@ -316,12 +318,7 @@ def test_convolution_before_a_chain(cpu: Cpu, kernel: tuple[int, int]) -> None:
     check(cpu, shapes, build, expected)
 
 
-@settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@kernel_examples(15)
 @given(
     size=st.tuples(st.integers(1, 18), st.integers(1, 18)),
     batch=st.integers(1, 2),
