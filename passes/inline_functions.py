@@ -8,6 +8,7 @@ from onnx_ir.passes.common import InlinePass
 from hybridc.errors import ModelError
 from hybridc.frontend.limits import attribute_fault
 
+_FAILURES = (ValueError, TypeError, KeyError, RuntimeError, ir.passes.InvariantError)
 _INTEGERS = (ir.AttributeType.INT, ir.AttributeType.INTS)
 
 
@@ -20,7 +21,7 @@ class InlineFunctions(ir.passes.InPlacePass):
             return ir.passes.PassResult(model, modified=False)
         try:
             result = InlinePass()(model)
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        except _FAILURES as error:
             raise ModelError(f"the model's functions cannot be inlined: {error}") from error
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             _check_attributes(node)

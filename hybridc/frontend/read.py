@@ -21,6 +21,7 @@ from hybridc.errors import ModelError, UsageError
 from hybridc.frontend.border import border_types, forget_maps
 from hybridc.frontend.limits import check_limits
 from hybridc.frontend.repair import repair, shape_outputs
+from hybridc.frontend.text import check_text
 from hybridc.frontend.upgrade import upgrade
 
 OLDEST_OPSET = 1
@@ -56,6 +57,7 @@ def read_model(path: str | os.PathLike[str]) -> Source:
     if not file.is_file():
         raise UsageError(f"there is no file {file}")
     proto = _parse(file)
+    check_text(proto, file)
     external = list(_external_files(proto, file))
     check_limits(proto, file)
     _check_opset(proto, file)
@@ -76,12 +78,13 @@ def source_of(proto: onnx.ModelProto) -> Source:
     Raises:
         ModelError: It is not valid or of an opset out of range.
     """
-    place = Path(proto.graph.name or "model")
-    digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
-    check_limits(proto, place)
-    _check_opset(proto, place)
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
+    check_text(copy, Path("model"))
+    place = Path(copy.graph.name or "model")
+    digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    check_limits(copy, place)
+    _check_opset(copy, place)
     repairs = repair(copy)
     _check_valid(copy, place)
     if upgrade(copy, place):

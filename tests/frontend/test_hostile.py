@@ -250,6 +250,45 @@ def test_external_length_beyond_the_file(tmp_path):
         read_model(path)
 
 
+def texts_of(message):
+    """The strings of a message and of all inside of it."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else [value]
+        for each in values:
+            if field.type == field.TYPE_MESSAGE:
+                yield from texts_of(each)
+            elif field.type == field.TYPE_STRING:
+                yield each
+
+
+def remarked_model():
+    """A model that has every remark."""
+    model = relu_model()
+    model.producer_name = model.producer_version = "version"
+    model.doc_string = model.graph.node[0].doc_string = model.graph.input[0].doc_string = "remark"
+    model.metadata_props.add(key="license", value="none")
+    model.graph.node[0].metadata_props.add(key="place", value="line 7")
+    return model
+
+
+@pytest.mark.parametrize("number", range(len(seeds())))
+def test_names_that_are_no_text(tmp_path, number):
+    content = seeds()[number].SerializeToString()
+    for text in {text for text in texts_of(seeds()[number]) if text}:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(content.replace(text.encode(), b"\x8a" + text.encode()[1:]))
+        assert try_file(path) == "ModelError", text
+
+
+@pytest.mark.parametrize("remark", ["version", "remark", "license", "none", "place", "line 7"])
+def test_remarks_that_are_no_text_are_dropped(tmp_path, remark):
+    content = remarked_model().SerializeToString()
+    damaged = content.replace(remark.encode(), b"\x8a" + remark.encode()[1:])
+    assert damaged != content
+    (tmp_path / "model.onnx").write_bytes(damaged)
+    assert try_file(tmp_path / "model.onnx") == "lowered"
+
+
 def test_a_valid_model_still_gives_its_result(tmp_path):
     compile_to(tmp_path / "b.hyb", add_model())
     inputs = {"x": np.array([1, -2], "f")}
