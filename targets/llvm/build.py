@@ -44,10 +44,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artif
     """
     link = linker_for(cpu)
     with cpu.target:
-        module, weights = pack_integer_products(module, weights, cpu)
-        module, weights = pack_products(module, weights, cpu)
-        module, weights = block_layouts(legalize(module, cpu), weights, cpu)
-        module = fuse(module, cpu)
+        module, weights = make_kernels(module, weights, cpu)
         module = schedule_module(module, cpu)
         module = accept_any_alignment(module)
         module = relax_pipeline.finalize(module)
@@ -56,6 +53,17 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artif
     extra = _EXTRA_FUNCTION.search(module.script(show_meta=False)) is not None
     stems = ("tvm_runtime", "tvm_runtime_extra") if extra else ("tvm_runtime",)
     return Artifact(library, planned_bytes(module), stems, weights)
+
+
+def make_kernels(
+    module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu
+) -> tuple[tvm.IRModule, Mapping[str, Array]]:
+    """Kernels for a lowered part, fused but not scheduled, with the weights that they take."""
+    with cpu.target:
+        module, weights = pack_integer_products(module, weights, cpu)
+        module, weights = pack_products(module, weights, cpu)
+        module, weights = block_layouts(legalize(module, cpu), weights, cpu)
+        return fuse(module, cpu), weights
 
 
 def legalize(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:

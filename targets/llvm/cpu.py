@@ -12,10 +12,13 @@ A specification is the part after ``llvm:`` on the command line:
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from hybridc.targets.tuning import UNTUNED, Tuning
 
 from hybridc.errors import UsageError
 
@@ -78,11 +81,18 @@ class Cpu:
         name: The specification, with ``host`` and the default already resolved.
         architecture: ``x86_64`` or ``aarch64``, as ``uname -m`` prints it.
         llvm_name: LLVM's processor name.
+        tuning: Choices of the schedules that were measured.
     """
 
     name: str
     architecture: str
     llvm_name: str
+    tuning: Tuning = UNTUNED
+
+    @property
+    def untuned(self) -> Cpu:
+        """The same without choices that were measured."""
+        return dataclasses.replace(self, tuning=UNTUNED)
 
     @property
     def triple(self) -> str:

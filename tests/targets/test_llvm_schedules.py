@@ -18,7 +18,7 @@ tvm = pytest.importorskip("tvm")
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
 from hybridc.targets.llvm.schedules import apply_rule, schedule_module  # noqa: E402
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution  # noqa: E402
-from hybridc.targets.llvm.schedules.registers import choose_tile, cycles_of  # noqa: E402
+from hybridc.targets.llvm.schedules.registers import cycles_of, tiles_of  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
 
 from tests.targets.properties import kernel_examples  # noqa: E402
@@ -446,8 +446,8 @@ def test_symbolic_shapes(cpu: Cpu) -> None:
 def test_tiles_fit_registers_and_output(cpu: Cpu) -> None:
     for rows in (1, 2, 5, 64, 197):
         for columns in (1, 3, 8, 49, 61, 1000):
-            tile = choose_tile(rows, columns, 4, cpu)
-            assert tile.rows <= rows
-            assert tile.columns <= columns
-            assert tile.rows * tile.vectors + tile.vectors < cpu.vector_registers
-            assert cycles_of(tile, rows, columns) > 0
+            for tile in tiles_of(rows, columns, 4, cpu):
+                assert tile.rows <= rows
+                assert tile.columns <= columns
+                assert tile.rows * tile.vectors + tile.vectors < cpu.vector_registers
+                assert cycles_of(tile, rows, columns) > 0

@@ -34,5 +34,6 @@ def block_layouts(
         the weights, which are returned in their new order.
     """
     graph = read_graph(module, weights, cpu)
-    chosen = choose_blocked(graph, cpu)
+    # Estimates are compared with estimates: a tuning changes how kernels are computed, not which.
+    chosen = choose_blocked(graph, cpu.untuned)
     return rewrite(graph, chosen, cpu) if chosen else (module, weights)

@@ -6,7 +6,6 @@ bytes that go through the second-level cache for what is copied.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,7 +15,7 @@ from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import (
     Geometry,
     choose_tiling,
-    shared_cycles,
+    choose_vectors,
 )
 from hybridc.targets.llvm.schedules.blocks import (
     blocks_of,
@@ -37,9 +36,6 @@ BYTES_PER_CYCLE = 8
 PLAIN_SPEED = 0.6
 """Share of their estimated speed that kernels on plain tensors reach: their rows begin anywhere, so
 that every second vector of inputs straddles two cache lines, and filters are read scattered."""
-
-MAX_VECTORS = 8
-
 
 @dataclass(frozen=True)
 class PlainConvolution:
@@ -135,17 +131,7 @@ def _sizes(buffer: Any) -> list[int]:
 
 def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: Cpu) -> Geometry:
     """The convolution blocked, with the number of vectors in a panel that is fastest."""
-    whole = plain.geometry(lanes, source_lanes, 1)
-    if whole.depthwise:
-        return whole
-    is_split = whole.groups > 1 and not whole.mixes_groups
-    per_group = whole.blocks // whole.groups if is_split else whole.blocks
-    choices = [
-        dataclasses.replace(whole, vectors=vectors)
-        for vectors in range(1, min(per_group, MAX_VECTORS) + 1)
-        if per_group % vectors == 0 or not is_split
-    ]
-    return min(choices, key=lambda g: shared_cycles(g, choose_tiling(g, cpu, True)))
+    return choose_vectors(plain.geometry(lanes, source_lanes, 1), cpu)
 
 
 @lru_cache(maxsize=4096)

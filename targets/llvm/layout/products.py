@@ -6,7 +6,6 @@ matrix is replaced by a kernel of ``schedules/packed_product.py``.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +17,12 @@ from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
 from hybridc.targets.llvm.layout.kernels import pack_weight
 from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
-from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_tiling, shared_cycles
+from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_vectors
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.packed_product import PRODUCT
 from tvm import relax, te, tirx
 
 from hybridc.bundle.tensors import Array
-
-MAX_VECTORS = 8
 
 
 def product_geometry(rows: int, depth: int, columns: int, cpu: Cpu) -> Geometry:
@@ -54,11 +51,7 @@ def product_geometry(rows: int, depth: int, columns: int, cpu: Cpu) -> Geometry:
         left=0,
         filters=columns,
     )
-    choices = (
-        dataclasses.replace(plain, vectors=vectors)
-        for vectors in range(1, min(plain.blocks, MAX_VECTORS) + 1)
-    )
-    return min(choices, key=lambda g: shared_cycles(g, choose_tiling(g, cpu, True)))
+    return choose_vectors(plain, cpu)
 
 
 def pack_matrix(matrix: Array, geometry: Geometry) -> Array:

@@ -10,8 +10,10 @@ folded to whatever width tiles best.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.registers import (
@@ -19,6 +21,7 @@ from hybridc.targets.llvm.schedules.registers import (
     MULTIPLIES_PER_CYCLE,
     MULTIPLY_LATENCY,
 )
+from hybridc.targets.tuning import Figures, Problem, figures, require
 
 BLOCKED = "hybridc.blocked_convolution"
 """Annotation of a block that computes a blocked convolution: the fields of its Geometry."""
@@ -32,6 +35,9 @@ TILE_CYCLES = 24
 
 FINISH_CYCLES = 2
 """Cycles for one vector of results: bias, activation, store."""
+
+MAX_VECTORS = 8
+"""Vectors of a panel, at most."""
 
 MAX_UNROLLED = 640
 """Multiply-adds of one loop body, at most."""
@@ -238,18 +244,84 @@ def shared_cycles(geometry: Geometry, tiling: Tiling) -> float:
 
 
 def choose_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Tiling:
-    """The tiling that needs the fewest cycles by :func:`shared_cycles`."""
+    """The tiling that was measured to be best, or else needs the fewest cycles by estimate."""
+    tuned = _tuned(geometry, cpu)
+    if tuned and ("vectors", geometry.vectors) in tuned:
+        known = {choice_of(geometry, tiling): tiling for tiling in tilings(geometry, cpu, True)}
+        tiling = require(problem_of(geometry), tuned, known)
+        if may_fold or (tiling.rows, tiling.columns) == (geometry.rows, geometry.columns):
+            return tiling
+    # Of equal ones, the plane with most rows: rows are what threads share.
+    candidates = tilings(geometry, cpu, may_fold)
+    return min(candidates, key=lambda t: (shared_cycles(geometry, t), t.columns))
+
+
+def choose_vectors(whole: Geometry, cpu: Cpu) -> Geometry:
+    """The geometry with the number of vectors in a panel that was measured, or seems, fastest."""
+    tuned, panels = _tuned(whole, cpu), panels_of(whole)
+    if tuned:
+        vectors = figures(vectors=dict(tuned).get("vectors", 0))
+        return require(problem_of(whole), vectors, {figures(vectors=g.vectors): g for g in panels})
+    return min(panels, key=lambda g: shared_cycles(g, choose_tiling(g, cpu, True)))
+
+
+def _tuned(geometry: Geometry, cpu: Cpu) -> Figures | None:
+    """What was measured to be best for a geometry, if that is a direct convolution."""
+    tuned = cpu.tuning.choice(problem_of(geometry)) if cpu.tuning.choices else None
+    return tuned if tuned and "winograd" not in dict(tuned) else None
+
+
+def panels_of(whole: Geometry) -> list[Geometry]:
+    """The geometry with each number of vectors that a panel can have."""
+    if whole.depthwise:
+        return [whole]
+    is_split = whole.groups > 1 and not whole.mixes_groups
+    per_group = whole.blocks // whole.groups if is_split else whole.blocks
+    return [
+        dataclasses.replace(whole, vectors=vectors)
+        for vectors in range(1, min(per_group, MAX_VECTORS) + 1)
+        if per_group % vectors == 0 or not is_split
+    ]
+
+
+def tilings(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Iterator[Tiling]:
+    """All tilings for a number of vectors in a panel."""
     planes = [(geometry.rows, geometry.columns)]
     if geometry.is_pointwise and may_fold:
         pixels = geometry.rows * geometry.columns
         planes += [(pixels // width, width) for width in range(1, pixels + 1) if not pixels % width]
-    candidates = [
-        Tiling(rows, columns, height, width, _cycles(geometry, cpu, rows, columns, height, width))
-        for rows, columns in planes
-        for height, width in _tiles(geometry, cpu, rows, columns)
-    ]
-    # Of equal ones, the plane with most rows: rows are what threads share.
-    return min(candidates, key=lambda t: (shared_cycles(geometry, t), t.columns))
+    for rows, columns in planes:
+        for height, width in _tiles(geometry, cpu, rows, columns):
+            cycles = _cycles(geometry, cpu, rows, columns, height, width)
+            yield Tiling(rows, columns, height, width, cycles)
+
+
+def problem_of(geometry: Geometry) -> Problem:
+    """What a tuning has a choice for: the geometry, however it is computed."""
+    sizes = dataclasses.asdict(geometry)
+    chosen = ("vectors", "winograd")
+    return Problem("blocked", figures(**{k: v for k, v in sizes.items() if k not in chosen}))
+
+
+def choice_of(geometry: Geometry, tiling: Tiling) -> Figures:
+    """How a geometry is computed, in a tuning."""
+    cut = dataclasses.asdict(tiling)
+    del cut["cycles"]
+    return figures(vectors=geometry.vectors, **cut)
+
+
+def rank_choices(whole: Geometry, cpu: Cpu) -> dict[Figures, float]:
+    """All choices for a geometry with their cycles, best first; none is cut like another."""
+    found: dict[Any, tuple[float, int, int, Figures]] = {}
+    for geometry in panels_of(whole):
+        for tiling in tilings(geometry, cpu, True):
+            plane, tile = (tiling.rows, tiling.columns), (tiling.tile_rows, tiling.tile_columns)
+            cut = tuple(tuple(_sizes(size, most)) for size, most in zip(plane, tile, strict=True))
+            cycles, choice = shared_cycles(geometry, tiling), choice_of(geometry, tiling)
+            price = cycles, geometry.vectors, tiling.columns, choice
+            key = geometry.vectors, plane, cut
+            found[key] = min(found.get(key, price), price)
+    return {choice: cycles for cycles, _, _, choice in sorted(found.values())}
 
 
 def _tiles(geometry: Geometry, cpu: Cpu, rows: int, columns: int) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ Rows of outputs are taken in chunks whose input fits into the second-level cache
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ from hybridc.targets.llvm.schedules.loops import (
     fuse_parallel,
     tile_vectors,
 )
-from hybridc.targets.llvm.schedules.registers import RegisterTile, choose_tile, cycles_of
+from hybridc.targets.llvm.schedules.registers import RegisterTile, cycles_of, tiles_of
 from hybridc.targets.llvm.schedules.splice import replace_block
 from hybridc.targets.llvm.schedules.tails import mark_tile
 from hybridc.targets.llvm.schedules.tiles import (
@@ -49,6 +50,7 @@ from hybridc.targets.llvm.schedules.tiles import (
     initialize,
     move_into_tile,
 )
+from hybridc.targets.tuning import Figures, Problem, figures, require
 from tvm import te, tirx
 from tvm.s_tir import SBlock, Schedule
 
@@ -121,6 +123,16 @@ class Convolution:
     def height(self) -> int:
         """Number of rows of the (phase of the) padded input."""
         return self._extent(0) if self.is_strided else self.padded[0]
+
+    @property
+    def problem(self) -> Problem:
+        """What a tuning has a choice for."""
+        counts = {"batch": self.batch, "groups": self.groups, "channels": self.channels}
+        counts |= {"filters": self.filters, "item_bits": tvm.DataType(str(self.result.dtype)).bits}
+        for name in ("kernel", "stride", "dilation", "output", "padded"):
+            down, right = getattr(self, name)
+            counts |= {f"{name}_rows": down, f"{name}_columns": right}
+        return Problem("convolution", figures(**counts))
 
     def _extent(self, axis: int) -> int:
         reach = (self.kernel[axis] - 1) * self.dilation[axis] // self.stride[axis]
@@ -269,18 +281,32 @@ def _schedule_rewritten(
 
 
 def choose_chunk(found: Convolution, cpu: Cpu) -> tuple[int, RegisterTile]:
-    """Rows of a chunk and the register tile that need the fewest cycles together."""
+    """Rows of a chunk and the register tile that were measured, or seem, fastest together."""
+    choices = rank_chunks(found, cpu)
+    chosen = cpu.tuning.choice(found.problem) or next(iter(choices))
+    require(found.problem, chosen, choices)
+    numbers = dict(chosen)
+    return numbers.pop("chunk_rows"), RegisterTile(**numbers)
+
+
+def rank_chunks(found: Convolution, cpu: Cpu) -> dict[Figures, float]:
+    """Chunks with register tiles and their cycles for one step of the reduction, best first.
+
+    Raises:
+        Misfit: There is none that fills a vector.
+    """
     itemsize = tvm.DataType(str(found.result.dtype)).bits // 8
     filters = found.filters // found.groups
-    choices = []
+    prices = []
     for rows in _row_counts(found, itemsize):
-        tile = choose_tile(filters, found.columns(rows), itemsize, cpu)
-        cycles = cycles_of(tile, filters, found.columns(rows)) * (found.output[0] // rows)
-        choices.append((cycles, rows, tile))
-    _, rows, tile = min(choices, key=lambda choice: (choice[0], -choice[1]))
-    if tile.lanes < 2:
+        for tile in tiles_of(filters, found.columns(rows), itemsize, cpu):
+            cycles = cycles_of(tile, filters, found.columns(rows)) * (found.output[0] // rows)
+            if tile.lanes > 1:
+                choice = figures(chunk_rows=rows, **dataclasses.asdict(tile))
+                prices.append((cycles, -rows, -tile.rows * tile.vectors, choice))
+    if not prices:
         raise Misfit("rows too short for a vector")
-    return rows, tile
+    return {choice: cycles for cycles, _, _, choice in sorted(prices)}
 
 
 def _row_counts(found: Convolution, itemsize: int) -> list[int]:

@@ -8,6 +8,7 @@ a transposed right operand around.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +32,14 @@ from hybridc.targets.llvm.schedules.loops import (
     fuse_parallel,
     operations_of,
 )
-from hybridc.targets.llvm.schedules.registers import RegisterTile, choose_tile
+from hybridc.targets.llvm.schedules.registers import RegisterTile, cycles_of, tiles_of
 from hybridc.targets.llvm.schedules.tiles import (
     Initialization,
     final_block,
     initialize,
     move_into_tile,
 )
+from hybridc.targets.tuning import Figures, Problem, figures, require
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -156,9 +158,7 @@ def tile_product(schedule: Schedule, anchor: Any, final: Any, product: Product, 
     operations = operations_of(schedule, anchor)
     height = 1 if product.rows is None else extents[product.rows]
     itemsize = max(tvm.DataType(str(store.buffer.dtype)).bits // 8, 1)
-    tile = choose_tile(height, extents[product.columns], itemsize, cpu)
-    if tile.lanes < 2:
-        raise Misfit("too few columns for a vector")
+    tile = _choose_tile(problem_of(schedule, anchor, product), cpu)
     reused = -(-height // tile.rows)
     size = extents[product.reduced] * extents[product.columns] * itemsize
     packs = reused >= PACK_ROW_TILES and (size > PACK_BYTES or product.is_transposed)
@@ -170,6 +170,53 @@ def tile_product(schedule: Schedule, anchor: Any, final: Any, product: Product, 
         _pack_panel(schedule, anchor, product, tile, around[-1])
     fuse_parallel(schedule, around, operations)
     initialize(schedule, step)
+
+
+def problem_of(schedule: Schedule, anchor: Any, product: Product) -> Problem:
+    """What a tuning has a choice for.
+
+    Raises:
+        Misfit: The product's sizes are not known.
+    """
+    extents, store = extents_of(schedule.get(anchor)), store_of(schedule.get(anchor))
+    if extents is None or store is None:
+        raise Misfit("symbolic shape")
+    inside = {product.rows, product.columns, product.reduced}
+    sizes = figures(
+        count=math.prod(size for axis, size in enumerate(extents) if axis not in inside),
+        rows=1 if product.rows is None else extents[product.rows],
+        columns=extents[product.columns],
+        depth=extents[product.reduced],
+        item_bits=max(tvm.DataType(str(store.buffer.dtype)).bits, 8),
+        transposed=product.is_transposed,
+    )
+    return Problem("product", sizes)
+
+
+def _choose_tile(problem: Problem, cpu: Cpu) -> RegisterTile:
+    """The register tile that was measured, or seems, fastest."""
+    choices = rank_tiles(problem, cpu)
+    chosen = cpu.tuning.choice(problem) or next(iter(choices))
+    require(problem, chosen, choices)
+    return RegisterTile(**dict(chosen))
+
+
+def rank_tiles(problem: Problem, cpu: Cpu) -> dict[Figures, float]:
+    """Register tiles for a product with their cycles for one step of the reduction, best first.
+
+    Raises:
+        Misfit: There is none that fills a vector.
+    """
+    sizes = dict(problem.sizes)
+    rows, columns = sizes["rows"], sizes["columns"]
+    prices = []
+    for tile in tiles_of(rows, columns, sizes["item_bits"] // 8, cpu):
+        if tile.lanes > 1:
+            choice = figures(**dataclasses.asdict(tile))
+            prices.append((cycles_of(tile, rows, columns), -tile.rows * tile.vectors, choice))
+    if not prices:
+        raise Misfit("too few columns for a vector")
+    return {choice: cycles for cycles, _, choice in sorted(prices)}
 
 
 def _tile_final(

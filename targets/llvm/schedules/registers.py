@@ -9,6 +9,7 @@ by this count wins.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hybridc.targets.llvm.cpu import Cpu
@@ -40,19 +41,16 @@ class RegisterTile:
         return self.vectors * self.lanes
 
 
-def choose_tile(rows: int, columns: int, itemsize: int, cpu: Cpu) -> RegisterTile:
-    """The best tile for an output of ``rows`` x ``columns`` elements of ``itemsize`` bytes.
+def tiles_of(rows: int, columns: int, itemsize: int, cpu: Cpu) -> Iterator[RegisterTile]:
+    """The tiles that fit registers, for an output of elements of ``itemsize`` bytes.
 
-    The tile is never larger than the output. ``lanes`` is 1 if the output has one column.
+    None is larger than the output; ``lanes`` is 1 if the output has one column.
     """
     lanes = min(cpu.vector_bytes // itemsize, power_of_two_below(columns))
-    tiles = [
-        RegisterTile(height, vectors, lanes)
-        for height in range(1, min(rows, cpu.vector_registers) + 1)
-        for vectors in range(1, min(columns // lanes, cpu.vector_registers) + 1)
-        if _fits(height, vectors, cpu)
-    ]
-    return min(tiles, key=lambda tile: (cycles_of(tile, rows, columns), -tile.rows * tile.vectors))
+    for height in range(1, min(rows, cpu.vector_registers) + 1):
+        for vectors in range(1, min(columns // lanes, cpu.vector_registers) + 1):
+            if _fits(height, vectors, cpu):
+                yield RegisterTile(height, vectors, lanes)
 
 
 def _fits(rows: int, vectors: int, cpu: Cpu) -> bool:
