@@ -112,8 +112,8 @@ def _sleep_until(when: float) -> None:
 
 
 @contextlib.contextmanager
-def triton(repository: Path, packages: Path, scratch: Path) -> Iterator[str]:
-    """Serve a repository with the package's tritonserver; gives its gRPC address."""
+def triton(repository: Path, packages: Path, scratch: Path) -> Iterator[tuple[str, str]]:
+    """Serve a repository with the package's tritonserver; gives its addresses: gRPC and HTTP."""
     found = find_spec("pytriton")
     if found is None or not found.submodule_search_locations:
         sys.exit("this needs tritonserver; run: pip install 'hybridc[remote-test]'")
@@ -143,7 +143,7 @@ def triton(repository: Path, packages: Path, scratch: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
             _await(process, http, scratch / "triton.log")
-            yield f"127.0.0.1:{grpc}"
+            yield f"127.0.0.1:{grpc}", f"127.0.0.1:{http}"
         finally:
             process.terminate()
             process.wait(60)
@@ -301,7 +301,7 @@ def main() -> None:
         folder = Path(name)
         bundles = compile_both(options, folder)
         results = []
-        with triton(folder / "repository", options.packages, folder) as address:
+        with triton(folder / "repository", options.packages, folder) as (address, _):
             for result in measure(bundles, address, options):
                 results.append(result)
                 print(result, flush=True)

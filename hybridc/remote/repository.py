@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.errors import UnsupportedError, UsageError
-from hybridc.runtime.remote_messages import BUILD, BUILD_BYTES, DATATYPES
+from hybridc.runtime.remote_tensors import BUILD, BUILD_BYTES, DATATYPES
 from hybridc.runtime.serving import BUNDLE, open_served
 
 CONFIG = "config.pbtxt"

@@ -12,7 +12,7 @@ from hybridc.bundle.manifest import RemoteSpec
 from hybridc.errors import RemoteMissing
 from hybridc.runtime.loader import Model, load_bundle
 from hybridc.runtime.remote_client import Reply
-from hybridc.runtime.remote_messages import from_bytes, to_bytes
+from hybridc.runtime.remote_tensors import from_bytes, to_bytes
 from hybridc.runtime.serving import open_served
 
 

@@ -26,7 +26,7 @@ from hybridc.errors import InternalError, RemoteMissing, UsageError
 from hybridc.runtime.loader import Model, finished
 from hybridc.runtime.parts import Function, LoadedPart
 from hybridc.runtime.remote_choice import Chooser
-from hybridc.runtime.remote_client import Client, GrpcClient, Reply
+from hybridc.runtime.remote_client import Client, Reply, connect
 from hybridc.runtime.remote_settings import RemoteSettings, read_settings
 from hybridc.runtime.tensors import HOST, Place, to_array, to_tensor
 
@@ -281,7 +281,8 @@ class HybridModel(Model):
         with self._state:
             self._runs[plan.name] += 1
         server = sum(reply.server_seconds for reply in call.replies)
-        self._watch(lambda: self._chooser.note_run(plan, took - call.waited, server))
+        crossed = sum(reply.bytes for reply in call.replies)
+        self._watch(lambda: self._chooser.note_run(plan, took - call.waited, server, crossed))
         return results
 
     def _run_here(self, _plan: PlanSpec, tensors: list[Any], _call: _Call) -> list[Any]:
@@ -393,4 +394,4 @@ def load_hybrid(
         return Model(manifest, [load(spec) for spec in manifest.parts], threads)
     specs = {p.name: p for plan in manifest.plans for p in plan.parts if p.remote is None}
     parts = {name: load(spec) for name, spec in specs.items()}
-    return HybridModel(manifest, parts, threads, client or GrpcClient(settings), settings)
+    return HybridModel(manifest, parts, threads, client or connect(settings), settings)

@@ -46,10 +46,11 @@ def _with(recent: _Recent, value: float) -> _Recent:
 
 @dataclass(frozen=True)
 class _Times:
-    """Last measured seconds of a plan."""
+    """Last measured seconds of a plan, and bytes that crossed."""
 
     edge: _Recent = ()
     server: _Recent = ()
+    bytes: _Recent = ()
 
 
 class Chooser:
@@ -88,7 +89,8 @@ class Chooser:
     def seconds(self, plan: PlanSpec) -> float:
         """Expected time of a run of a plan."""
         link = self.link
-        waiting = plan.round_trips * link.round_trip_seconds + plan.bytes / link.bytes_per_second
+        count = _median(self._times[plan.name].bytes, plan.bytes)
+        waiting = plan.round_trips * link.round_trip_seconds + count / link.bytes_per_second
         return self._edge(plan) + self._server(plan) + waiting
 
     def _edge(self, plan: PlanSpec) -> float:
@@ -99,12 +101,13 @@ class Chooser:
         ratios = ((self._times[p.name].server, p.server_seconds) for p in self._plans)
         return _expect(self._times[plan.name].server, plan.server_seconds, ratios)
 
-    def note_run(self, plan: PlanSpec, edge: float, server: float) -> None:
-        """Note the seconds of a run here and on the server."""
+    def note_run(self, plan: PlanSpec, edge: float, server: float, crossed: int = 0) -> None:
+        """Note the seconds of a run here and on the server, and the bytes that crossed."""
         with self._lock:
             times = self._times[plan.name]
             there = _with(times.server, server) if plan.round_trips else ()
-            self._times[plan.name] = _Times(_with(times.edge, edge), there)
+            count = _with(times.bytes, crossed) if plan.round_trips and crossed else ()
+            self._times[plan.name] = _Times(_with(times.edge, edge), there, count)
             self._calls += 1
             self._choose()
 

@@ -15,37 +15,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from hybridc.bundle.dtypes import Array
 from hybridc.bundle.manifest import RemoteSpec
 from hybridc.errors import RemoteMissing
-from hybridc.runtime.remote_messages import (
-    BUILD,
-    METHODS,
-    SERVICE,
-    infer_request,
-    message_types,
-    read_reply,
-    same_signature,
-)
-from hybridc.runtime.remote_settings import RemoteSettings, read_file
+from hybridc.runtime.remote_settings import RemoteSettings
+from hybridc.runtime.remote_tensors import BUILD, read_reply, same_signature, wire_tensors
+from hybridc.runtime.remote_transport import Lost, Refused, Transport
 
 _Result = TypeVar("_Result")
 
 _PAUSE_SECONDS = 0.05
 """Longest pause before the first retry; it doubles."""
-
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.enable_retries", 0),
-)
 
 
 @dataclass(frozen=True)
@@ -78,47 +60,45 @@ class Client(Protocol):
         """Give up connections."""
 
 
-class _Refused(Exception):
-    """An endpoint does not serve a part; trying it again at once is of no use."""
-
-
 @dataclass
 class _Endpoint:
-    """One server, with its connection and what was found out about it.
+    """One server.
 
     Attributes:
-        address: ``host:port`` for messages.
-        methods: The protocol's methods over its connection.
-        channel: The connection.
+        transport: The way to it.
         checked: Parts that it was found to have.
     """
 
-    address: str
-    methods: dict[str, Callable[..., Any]]
-    channel: Any
+    transport: Transport
     checked: set[RemoteSpec] = field(default_factory=set)
 
 
-class GrpcClient:
-    """Talks to the endpoints of some settings. Serves several threads.
+def connect(settings: RemoteSettings) -> RemoteClient:
+    """A client for the endpoints of some settings.
 
     Raises:
-        RemoteMissing: grpcio is not installed.
+        RemoteMissing: grpcio is not installed, and an endpoint needs it.
         UsageError: A file with a certificate or a key cannot be read.
     """
+    return RemoteClient(settings, [_transport(settings, one) for one in settings.endpoints])
 
-    def __init__(self, settings: RemoteSettings) -> None:
-        try:
-            import grpc
-            from google.protobuf.message import DecodeError
-        except ImportError as error:
-            raise RemoteMissing(
-                "a server can be used only with grpcio; run: pip install 'hybridc[remote]'"
-            ) from error
-        self._grpc, self._garbled = grpc, DecodeError
+
+def _transport(settings: RemoteSettings, endpoint: str) -> Transport:
+    if settings.is_http(endpoint):
+        from hybridc.runtime.remote_http import HttpTransport
+
+        return HttpTransport(settings, endpoint)
+    from hybridc.runtime.remote_grpc import GrpcTransport
+
+    return GrpcTransport(settings, endpoint)
+
+
+class RemoteClient:
+    """Talks to several endpoints, one at a time. Serves several threads."""
+
+    def __init__(self, settings: RemoteSettings, transports: Sequence[Transport]) -> None:
         self._settings = settings
-        self._metadata = _token_header(settings)
-        self._endpoints = [self._connect(endpoint) for endpoint in settings.endpoints]
+        self._endpoints = [_Endpoint(transport) for transport in transports]
         self._first = 0
         self._random = random.Random()
         self._lock = threading.Lock()
@@ -126,27 +106,7 @@ class GrpcClient:
     @property
     def endpoint(self) -> str:
         """Address of the endpoint that is tried first."""
-        return self._endpoints[self._first].address
-
-    def _connect(self, endpoint: str) -> _Endpoint:
-        address, grpc = endpoint.partition("://")[2] or endpoint, self._grpc
-        if self._settings.is_secure(endpoint):
-            files = (self._settings.ca, self._settings.key, self._settings.certificate)
-            contents = [read_file(path) if path else None for path in files]
-            credentials = grpc.ssl_channel_credentials(*contents)
-            channel = grpc.secure_channel(address, credentials, _CHANNEL_OPTIONS)
-        else:
-            channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
-        types = message_types()
-        methods = {
-            name: channel.unary_unary(
-                f"/{SERVICE}/{name}",
-                types[request].SerializeToString,
-                None,  # read below, where a reply that makes no sense is told from a lost call
-            )
-            for name, (request, _) in METHODS.items()
-        }
-        return _Endpoint(address, methods, channel)
+        return self._endpoints[self._first].transport.address
 
     def infer(self, spec: RemoteSpec, arrays: Sequence[Array], until: float) -> Reply:
         """Run a part on arrays.
@@ -159,25 +119,20 @@ class GrpcClient:
         Raises:
             RemoteMissing: No endpoint gave a result in time; the message says why for each.
         """
-        request = infer_request(spec, arrays)
-        size = sum(map(len, request.raw_input_contents))
+        tensors = wire_tensors(spec.inputs, arrays)
 
         def attempt(endpoint: _Endpoint, until: float) -> Reply:
             self._check(endpoint, spec, until)
             start = time.perf_counter()
-            reply = self._call(endpoint, "ModelInfer", request, until)
-            outputs, seconds = read_reply(spec, reply)
+            exchange = endpoint.transport.infer(spec, tensors, until)
+            outputs, seconds = read_reply(spec, exchange.tensors)
             took = time.perf_counter() - start
-            received = sum(map(len, reply.raw_output_contents))
-            return Reply(outputs, size + received, max(took - seconds, 0.0), seconds)
+            return Reply(outputs, exchange.bytes, max(took - seconds, 0.0), seconds)
 
         return self._try_all(spec, attempt, until)
 
     def measure(self, spec: RemoteSpec, count: int, until: float) -> tuple[float, float]:
         """Seconds of a call without contents, and of one that sends so many zeros.
-
-        The zeros go to a model that no server has, which every server refuses after it has read
-        them.
 
         Raises:
             RemoteMissing: No endpoint serves the part.
@@ -186,21 +141,11 @@ class GrpcClient:
         def attempt(endpoint: _Endpoint, until: float) -> tuple[float, float]:
             endpoint.checked.discard(spec)
             self._check(endpoint, spec, until)
-            types = message_types()
             start = time.perf_counter()
-            self._call(endpoint, "ServerLive", types["Empty"](), until)
+            endpoint.transport.ask_live(until)
             empty = time.perf_counter() - start
-            request = types["ModelInferRequest"](model_name="hybridc-probe")
-            request.inputs.add(name="zeros", datatype="UINT8", shape=[count])
-            request.raw_input_contents.append(bytes(count))
             start = time.perf_counter()
-            try:
-                endpoint.methods["ModelInfer"](
-                    request, timeout=until - time.monotonic(), metadata=self._metadata
-                )
-            except self._grpc.RpcError as error:
-                if _is_lost(error, self._grpc):
-                    raise
+            endpoint.transport.send(count, until)
             return empty, time.perf_counter() - start
 
         return self._try_all(spec, attempt, until)
@@ -208,7 +153,7 @@ class GrpcClient:
     def close(self) -> None:
         """Close the connections."""
         for endpoint in self._endpoints:
-            endpoint.channel.close()
+            endpoint.transport.close()
 
     def _try_all(
         self, spec: RemoteSpec, attempt: Callable[[_Endpoint, float], _Result], until: float
@@ -228,11 +173,11 @@ class GrpcClient:
             share = left / max(count - number, 1)  # one that hangs leaves time for the others
             try:
                 result = attempt(endpoint, time.monotonic() + share)
-            except (_Refused, ValueError, self._garbled) as error:
+            except (Refused, ValueError) as error:
                 refused.add(index)
-                reasons[endpoint.address] = str(error) or "its reply makes no sense"
-            except self._grpc.RpcError as error:
-                reasons[endpoint.address] = _describe(error)
+                reasons[endpoint.transport.address] = str(error)
+            except Lost as error:
+                reasons[endpoint.transport.address] = str(error)
                 if number + 1 >= count:
                     self._pause(number + 1 - count, until)
             else:
@@ -240,7 +185,7 @@ class GrpcClient:
                 return result
             endpoint.checked.discard(spec)
         if not reasons:
-            reasons[self._endpoints[first].address] = "no time was left to ask it"
+            reasons[self._endpoints[first].transport.address] = "no time was left to ask it"
         texts = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
         raise RemoteMissing(f"no server runs {spec.model}, version {spec.version}: {texts}")
 
@@ -253,68 +198,16 @@ class GrpcClient:
         """Ask an endpoint, once, whether it has a part, and of which build it is."""
         if spec in endpoint.checked:
             return
-        types = message_types()
-        asked = types["ModelMetadataRequest"](name=spec.model, version=spec.version)
-        found = self._call(endpoint, "ModelMetadata", asked, until)
+        found = endpoint.transport.signature(spec, until)
         if not (
             same_signature(spec.inputs, found.inputs)
             and same_signature(spec.outputs, found.outputs)
-            and BUILD in {tensor.name for tensor in found.outputs}
+            and BUILD in found.outputs
         ):
-            raise _Refused("it is of another build: its tensors are not those of this bundle")
-        build = self._configured_build(endpoint, asked, until)
-        if build not in (None, spec.build):
-            raise _Refused(
+            raise Refused("it is of another build: its tensors are not those of this bundle")
+        build = endpoint.transport.build(spec, until)
+        if build not in (None, spec.build):  # a reply names its build too
+            raise Refused(
                 f"it is of another build: {str(build)[:8]}... instead of {spec.build[:8]}..."
             )
         endpoint.checked.add(spec)
-
-    def _configured_build(self, endpoint: _Endpoint, asked: Any, until: float) -> str | None:
-        """The build in a model's parameters; ``None`` if the server does not tell parameters."""
-        try:
-            found = self._call(endpoint, "ModelConfig", asked, until)
-        except _Refused:
-            return None  # not every server has this method; a reply names its build too
-        name = f"{BUILD}_{asked.version}"
-        values = (
-            entry.value.string_value for entry in found.config.parameters if entry.key == name
-        )
-        return next(values, None)
-
-    def _call(self, endpoint: _Endpoint, method: str, request: Any, until: float) -> Any:
-        """A reply.
-
-        Raises:
-            grpc.RpcError: The call was lost, and may be tried again.
-            _Refused: The server refused it.
-            DecodeError: The reply is no message of this kind.
-        """
-        left = max(until - time.monotonic(), 0.001)
-        try:
-            data = endpoint.methods[method](request, timeout=left, metadata=self._metadata)
-        except self._grpc.RpcError as error:
-            if _is_lost(error, self._grpc):
-                raise
-            raise _Refused(_describe(error)) from error
-        return message_types()[METHODS[method][1]].FromString(data)
-
-
-def _token_header(settings: RemoteSettings) -> tuple[tuple[str, str], ...]:
-    if settings.token is None:
-        return ()
-    prefix = "Bearer " if settings.header.lower() == "authorization" else ""
-    return ((settings.header.lower(), prefix + settings.token),)
-
-
-def _is_lost(error: Any, grpc: Any) -> bool:
-    """Whether a call did not reach the server or got no answer, rather than being refused."""
-    code = error.code()
-    if code == grpc.StatusCode.UNAVAILABLE:
-        return "restricted" not in (error.details() or "")  # what Triton says to a wrong token
-    return code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED)
-
-
-def _describe(error: Any) -> str:
-    name = error.code().name.lower().replace("_", " ")
-    lines = (error.details() or "").strip().splitlines()
-    return f"{name}: {lines[0][:200]}" if lines else name

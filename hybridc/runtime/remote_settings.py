@@ -11,6 +11,7 @@ given:
     HYBRIDC_REMOTE_TOKEN_FILE   file to read it from
     HYBRIDC_REMOTE_HEADER       header that the token is sent in
     HYBRIDC_REMOTE_DEADLINE     seconds within which a call ends
+    HYBRIDC_REMOTE_COMPRESSION  deflate: tensors are compressed, over HTTP
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from hybridc.errors import UsageError
 
-_ENDPOINT = re.compile(r"(grpcs?://)?(?P<host>\[[\da-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})")
+_ENDPOINT = re.compile(r"((grpc|http)s?://)?(?P<host>\[[\da-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})")
 _LOOPBACK = re.compile(r"localhost|127\.[\d.]+|\[::1\]")
 
 
@@ -32,10 +33,12 @@ class RemoteSettings:
     """The other end.
 
     Attributes:
-        endpoints: Each ``host:port``, or ``grpcs://host:port`` for TLS. The first that works is
-            used, and the next where it fails.
-        ca: File with the certificates that may sign the server's, as PEM; turns TLS on. TLS
-            without it trusts those that gRPC brings.
+        endpoints: Each ``host:port``, or ``grpcs://host:port`` for TLS; ``http://`` and
+            ``https://`` speak HTTP instead of gRPC. The first that works is used, and the next
+            where it fails.
+        ca: File with the certificates that may sign the server's, as PEM; turns TLS on where an
+            endpoint names no protocol. TLS without it trusts those that gRPC brings, or those of
+            this machine over HTTP.
         certificate: File with this end's certificate, for mutual TLS.
         key: File with its key.
         token: Token that is sent with every request.
@@ -45,6 +48,8 @@ class RemoteSettings:
         plan: Name of the only plan to run; without it the loader chooses.
         probe_seconds: Least time between two looks at the link while nothing runs on the server.
         probe_bytes: What such a look sends.
+        compression: Whether requests and replies are compressed without loss; over HTTP only,
+            since gRPC does not tell how many bytes went.
     """
 
     endpoints: tuple[str, ...]
@@ -58,6 +63,7 @@ class RemoteSettings:
     plan: str | None = None
     probe_seconds: float = 1.0
     probe_bytes: int = 32768
+    compression: bool = False
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -71,9 +77,10 @@ class RemoteSettings:
                 and not self.is_secure(endpoint)
                 and not _LOOPBACK.fullmatch(match["host"])
             ):
+                protocol = "https" if self.is_http(endpoint) else "grpcs"
+                place = endpoint.partition("://")[2] or endpoint
                 raise UsageError(
-                    f"a token is not sent to {endpoint} in the clear; use TLS: give a ca, or write "
-                    f"grpcs://{endpoint}"
+                    f"a token is not sent to {endpoint} in the clear; write {protocol}://{place}"
                 )
         if (self.certificate is None) != (self.key is None):
             raise UsageError("mutual TLS needs both a certificate and a key")
@@ -81,12 +88,17 @@ class RemoteSettings:
             raise UsageError(f"deadline is {self.deadline} and must be above 0 seconds")
         if self.attempts < 1 or self.probe_bytes < 0 or self.probe_seconds < 0:
             raise UsageError("attempts must be at least 1, and probes not below 0")
+        if self.compression and not all(map(self.is_http, self.endpoints)):
+            raise UsageError("compression needs endpoints as in http://host:8000")
+
+    def is_http(self, endpoint: str) -> bool:
+        """Whether an endpoint speaks HTTP rather than gRPC."""
+        return endpoint.startswith(("http://", "https://"))
 
     def is_secure(self, endpoint: str) -> bool:
         """Whether TLS is used for an endpoint."""
-        return endpoint.startswith("grpcs://") or (
-            not endpoint.startswith("grpc://") and (self.ca or self.certificate) is not None
-        )
+        protocol, named, _ = endpoint.partition("://")
+        return protocol.endswith("s") if named else (self.ca or self.certificate) is not None
 
     def __repr__(self) -> str:
         return f"RemoteSettings({', '.join(self.endpoints)})"  # not the token
@@ -124,6 +136,9 @@ def settings_from(values: Mapping[str, str], remote: str | None = None) -> Remot
         seconds = float(deadline)
     except ValueError as error:
         raise UsageError(f"HYBRIDC_REMOTE_DEADLINE is {deadline!r} and must be seconds") from error
+    compression = values.get("HYBRIDC_REMOTE_COMPRESSION", "none")
+    if compression not in ("none", "deflate"):
+        raise UsageError(f"HYBRIDC_REMOTE_COMPRESSION is {compression!r} and must be deflate")
     return RemoteSettings(
         endpoints,
         values.get("HYBRIDC_REMOTE_CA"),
@@ -132,6 +147,7 @@ def settings_from(values: Mapping[str, str], remote: str | None = None) -> Remot
         token,
         values.get("HYBRIDC_REMOTE_HEADER", "authorization"),
         seconds,
+        compression=compression == "deflate",
     )
 
 

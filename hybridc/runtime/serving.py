@@ -20,7 +20,7 @@ from hybridc.bundle.dtypes import Array
 from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.errors import BundleError, HybridcError
 from hybridc.runtime.loader import Model, load_bundle
-from hybridc.runtime.remote_messages import BUILD
+from hybridc.runtime.remote_tensors import BUILD
 
 BUNDLE = "bundle.hyb"
 """Name of the bundle in the folder of a version."""

@@ -14,15 +14,8 @@ from typing import Any
 
 import grpc
 
-from hybridc.runtime.remote_messages import (
-    BUILD,
-    DATATYPES,
-    METHODS,
-    SERVICE,
-    from_bytes,
-    message_types,
-    to_bytes,
-)
+from hybridc.runtime.remote_messages import METHODS, SERVICE, message_types
+from hybridc.runtime.remote_tensors import BUILD, DATATYPES, from_bytes, to_bytes
 from hybridc.runtime.serving import Asked, Served, open_served
 
 DTYPES = {name: dtype for dtype, name in DATATYPES.items()}
@@ -32,11 +25,23 @@ HANG, GARBAGE, CRASH, ABORT, OTHER_BUILD, NO_MODEL, SHORT = range(7)
 build, no such model, a reply with too few bytes."""
 
 
+def serve(repository: Path) -> dict[tuple[str, str], Served]:
+    """Every version of every model in a repository."""
+    return {
+        (model.name, version.name): Served(open_served(version), batches=False)
+        for model in repository.iterdir()
+        if model.is_dir()
+        for version in model.iterdir()
+        if version.is_dir()
+    }
+
+
 class Server:
     """Serves a repository on a port of its own until it is stopped.
 
     Attributes:
-        address: ``host:port``.
+        address: What a client is told.
+        place: ``host:port``.
         fault: What goes wrong in calls to run a model; nothing if it is ``None``.
         calls: Names of the methods that were called.
         received: All bytes that came in with requests to run a model.
@@ -54,13 +59,7 @@ class Server:
         self.calls: list[str] = []
         self.received: list[bytes] = []
         self._token, self._tells_config = token, tells_config
-        self._served = {
-            (model.name, version.name): Served(open_served(version), batches=False)
-            for model in repository.iterdir()
-            if model.is_dir()
-            for version in model.iterdir()
-            if version.is_dir()
-        }
+        self._served = serve(repository)
         self._released = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))
         handlers = {
@@ -76,7 +75,7 @@ class Server:
             self.port = self._server.add_insecure_port(place)
         else:
             self.port = self._server.add_secure_port(place, credentials)
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = self.place = f"127.0.0.1:{self.port}"
         self._server.start()
 
     def stop(self) -> None:

@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hybridc.bundle.manifest import RemoteSpec, TensorSpec
-from hybridc.runtime.remote_messages import (
-    BUILD,
-    DATATYPES,
-    infer_request,
-    message_types,
-    read_reply,
-    to_bytes,
-)
+from hybridc.runtime.remote_messages import infer_request, message_types, reply_tensors
+from hybridc.runtime.remote_tensors import BUILD, DATATYPES, read_reply, to_bytes, wire_tensors
 
 BUILT = "0123456789abcdef" * 4
 
@@ -43,7 +37,7 @@ def reply_of(values: dict[str, np.ndarray], build: str = BUILT, seconds: float =
 
 
 def parse(data: bytes):
-    return message_types()["ModelInferResponse"].FromString(data)
+    return reply_tensors(message_types()["ModelInferResponse"].FromString(data))
 
 
 @given(st.lists(tensors(), max_size=3))
@@ -65,7 +59,7 @@ def test_a_request_names_the_build_and_the_outputs():
     array = np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::-1]
     remote = RemoteSpec("m", "7", BUILT, (spec_of("x", array),), (spec_of("y", array),))
     request = message_types()["ModelInferRequest"].FromString(
-        infer_request(remote, [array]).SerializeToString()
+        infer_request(remote, wire_tensors(remote.inputs, [array])).SerializeToString()
     )
     assert (request.model_name, request.model_version) == ("m", "7")
     assert request.parameters[0].value.string_param == BUILT

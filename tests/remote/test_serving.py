@@ -13,7 +13,7 @@ import pytest
 import hybridc
 from hybridc.bundle.read import open_bundle
 from hybridc.errors import BundleError, RemoteMissing
-from hybridc.runtime.remote_messages import BUILD
+from hybridc.runtime.remote_tensors import BUILD
 from hybridc.runtime.serving import Asked, Served, TritonPythonModel, open_served
 from tests.remote.conftest import SERVER, compile_hybrid
 from tests.support import assert_compile_refused
