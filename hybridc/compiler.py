@@ -323,7 +323,7 @@ def check_bundle(
         return [f"nothing was compared: {loose[0].name!r} is a {loose[0].dtype}"], ()
     wrong = [error for error in answer["errors"] if not error["within"]]
     if wrong:
-        raise AccuracyError(_accuracy_message(wrong, options.tolerance))
+        raise AccuracyError(_accuracy_message(wrong))
     return [], tuple(answer["errors"])
 
 
@@ -348,10 +348,11 @@ def _run_loader(folder: Path, repository: Path | None) -> dict[str, Any]:
     return answer
 
 
-def _accuracy_message(wrong: Sequence[Mapping[str, Any]], tolerance: float) -> str:
+def _accuracy_message(wrong: Sequence[Mapping[str, Any]]) -> str:
     lines = [
-        f"  output {error['output']!r} of sample {error['sample']}: {error['error']:.3g}"
+        f"  output {error['output']!r} of sample {error['sample']}"
+        f"{error['plan'] and ' by ' + error['plan']}: {error['error']:.3g}"
         for error in wrong
     ]
-    head = f"results differ from the reference by more than {tolerance:g} relative"
+    head = f"results differ from the reference by more than {wrong[0]['limit']:g} relative"
     return "\n".join([f"{head}; no bundle was written:", *lines])

@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridc.errors import BundleError
 
-SCHEMA = (1, 4)
+SCHEMA = (1, 5)
 MANIFEST = "manifest.json"
 
 STRING = "string"
@@ -100,6 +100,19 @@ class FallbackSpec:
 
 
 @dataclass(frozen=True)
+class EncodingSpec:
+    """A tensor that is sent in fewer bytes than it is computed in.
+
+    Attributes:
+        tensor: ONNX name.
+        dtype: Element type that it is sent as, ``float16`` or ``uint8``.
+    """
+
+    tensor: str
+    dtype: str
+
+
+@dataclass(frozen=True)
 class RemoteSpec:
     """The other end of a part that a server runs: a model of the Open Inference Protocol.
 
@@ -109,6 +122,7 @@ class RemoteSpec:
         build: Digest of the server's bundle.
         inputs: The tensors that are sent, in order.
         outputs: The tensors that come back, in order.
+        encodings: Those of them that are sent in fewer bytes.
     """
 
     model: str
@@ -116,6 +130,7 @@ class RemoteSpec:
     build: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    encodings: tuple[EncodingSpec, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,6 +195,8 @@ class PlanSpec:
         round_trips: Calls to the server in one run.
         bytes: What is sent and received in one run.
         crossings: What that is.
+        tolerance: Largest error of a sample that counts as right by this plan; ``None`` for that
+            of the bundle.
     """
 
     name: str
@@ -189,6 +206,7 @@ class PlanSpec:
     round_trips: int
     bytes: int
     crossings: tuple[CrossingSpec, ...] = ()
+    tolerance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -271,6 +289,7 @@ class Manifest:
         plans: Ways to run the model with a server, the best for ``link`` first; ``parts`` are
             those of the plan that needs no server, or else of the first.
         link: The link that was expected; ``None`` without a server.
+        encodings: In a server's bundle, the inputs and outputs that are sent in fewer bytes.
         files: Every other file of the bundle.
     """
 
@@ -294,6 +313,7 @@ class Manifest:
     fallbacks: tuple[FallbackSpec, ...] = ()
     plans: tuple[PlanSpec, ...] = ()
     link: LinkSpec | None = None
+    encodings: tuple[EncodingSpec, ...] = ()
     files: tuple[FileSpec, ...] = field(default=())
 
     def device(self, name: str) -> DeviceSpec:

@@ -130,6 +130,18 @@ def _as_lines(report: Report) -> list[str]:
         lines.append(f"{len(manifest.fallbacks)} nodes are left to ONNX Runtime:")
         lines += table([[f.node, f.operator, f.reason] for f in manifest.fallbacks])
     if report.errors:
-        worst = max(float(error["error"]) for error in report.errors)
-        lines.append(f"largest error against {manifest.samples[0].reference}: {worst:.2g} relative")
+        lines += _error_lines(report)
     return lines + [f"note: {note}" for note in report.notes]
+
+
+def _error_lines(report: Report) -> list[str]:
+    """The largest error; one for each plan if tensors cross in fewer bytes by some."""
+    manifest = report.manifest
+    parts = [part for plan in manifest.plans for part in plan.parts]
+    by_plan = any(part.remote and part.remote.encodings for part in parts)
+    worst: dict[str, float] = {}
+    for error in report.errors:
+        whose = f" by {error['plan']}" if by_plan else ""
+        worst[whose] = max(worst.get(whose, 0.0), float(error["error"]))
+    head = f"largest error against {manifest.samples[0].reference}"
+    return [f"{head}{whose}: {value:.2g} relative" for whose, value in worst.items()]

@@ -58,6 +58,12 @@ _OPTIONS = (
         help="Most plans with a server that the bundle holds, beside the one without.",
     ),
     click.option(
+        "--remote-precision",
+        type=click.Choice(["fp32", "fp16", "int8"]),
+        default="fp32",
+        help="What large tensors of floating-point numbers cross as.",
+    ),
+    click.option(
         "--kserve",
         metavar="URI",
         help="Write kserve.yaml for a repository that KServe finds at this address.",
@@ -101,7 +107,19 @@ def read_server(output: Path, values: Mapping[str, Any]) -> ServerOptions:
         values["remote_instances"],
         values["remote_warm_up"],
         values["kserve"],
+        *_encoding(values),
     )
+
+
+def _encoding(values: Mapping[str, Any]) -> tuple[str | None, float | None]:
+    """What tensors cross as, and the tolerance of plans in which they do."""
+    from hybridc.cli.placing import is_given
+    from hybridc.runtime.remote_encoding import BYTE, HALF, TOLERANCE
+
+    dtype = {"fp32": None, "fp16": HALF, "int8": BYTE}[values["remote_precision"]]
+    if dtype is None or is_given("tolerance"):
+        return dtype, None
+    return dtype, TOLERANCE[dtype]
 
 
 def _refuse_alone() -> None:
@@ -120,6 +138,7 @@ _NAMES = (
     "remote_instances",
     "remote_warm_up",
     "remote_plans",
+    "remote_precision",
     "kserve",
 )
 

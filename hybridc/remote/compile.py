@@ -53,6 +53,7 @@ from hybridc.remote.repository import (
     write_version,
 )
 from hybridc.runtime.machine import why_not
+from hybridc.runtime.remote_encoding import encodings_of
 from hybridc.runtime.serving import open_served
 from hybridc.targets.protocol import Artifact, Lowered
 from hybridc.targets.registry import find_target
@@ -132,7 +133,7 @@ def compile_hybrid(
     source = read_model(model)
     graph_model, placed, plan, prepared = plan_model(source, options, progress)
     request = make_request(options, prepared.dimensions)
-    chosen = choose_plans(graph_model.graph, request, placed, server.plans)
+    chosen = choose_plans(graph_model.graph, request, placed, server.plans, server.encoding)
     with staging_folder(server.repository) as there, staging_folder(output) as here:
         try:
             building = _Build(source, graph_model, prepared, options, server, there, plan)
@@ -251,6 +252,7 @@ def _build_plan(building: _Build, name: str, candidate: Candidate, placed: Place
         candidate.round_trips,
         candidate.bytes,
         candidate.crossings,
+        building.server.tolerance if any(p.remote and p.remote.encodings for p in specs) else None,
     )
 
 
@@ -280,6 +282,8 @@ def _build_remote(
     inputs = tuple(spec_of(value, {}) for value in part.inputs)
     outputs = tuple(spec_of(value, {}) for value in part.outputs)
     check_tensors((*inputs, *outputs))
+    encoding = server.encoding
+    encodings = encodings_of((*inputs, *outputs), encoding) if encoding is not None else ()
     built = building.make((item,), pool, dataclasses.replace(placed, refusals={}), plan=False)
     manifest = dataclasses.replace(
         describe(built),
@@ -287,6 +291,7 @@ def _build_remote(
         outputs=outputs,
         dimensions=_dimensions(inputs, building.prepared),
         transfers=(),
+        encodings=encodings,
     )
     check_batch(manifest, server.batch)
     folder = building.folder / name / str(server.version)
@@ -294,7 +299,8 @@ def _build_remote(
     with staging_folder(destination) as staging:
         write_bundle(staging, built, manifest, [])
         publish(staging, destination)
-    remote = RemoteSpec(name, str(server.version), open_served(folder).digest, inputs, outputs)
+    build = open_served(folder).digest
+    remote = RemoteSpec(name, str(server.version), build, inputs, outputs, encodings)
     return PartSpec(
         name,
         part.device.name,

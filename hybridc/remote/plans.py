@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from hybridc.bundle.manifest import CrossingSpec, LinkSpec
+from hybridc.compiler import spec_of
 from hybridc.cost_models.link import Route
 from hybridc.errors import BudgetError, UnsupportedError
 from hybridc.frontend.shapes import Range
@@ -30,6 +31,7 @@ from hybridc.placement.plan import Plan, make_plan
 from hybridc.placement.problem import SECONDS
 from hybridc.placement.rules import NodeRule, PrivateRule
 from hybridc.remote.audit import audit
+from hybridc.runtime.remote_encoding import encoded_bytes, encodings_of, shrink
 
 BANDWIDTHS = tuple(1e6 / 8 * 10 ** (step / 3) for step in range(13))
 """Bytes per second that placements are solved for: 1 Mbit/s to 10 Gbit/s, three to the decade."""
@@ -107,7 +109,9 @@ def _ways(request: Request) -> tuple[Route, Route]:
     return request.hardware.links[ends], request.hardware.links[ends[::-1]]
 
 
-def choose_plans(graph: ir.Graph, request: Request, first: Placed, most: int) -> Chosen:
+def choose_plans(
+    graph: ir.Graph, request: Request, first: Placed, most: int, encoding: str | None = None
+) -> Chosen:
     """The plans worth keeping.
 
     Args:
@@ -115,21 +119,28 @@ def choose_plans(graph: ir.Graph, request: Request, first: Placed, most: int) ->
         request: What the placement was asked for, with the link that was given.
         first: The placement for that link.
         most: How many plans with a server to keep at most.
+        encoding: Element type in which large tensors cross; ``None`` for their own.
 
     Raises:
         UnsupportedError: No plan gives the server any work.
     """
     link = link_of(request)
     links = [LinkSpec(link.round_trip_seconds, rate) for rate in BANDWIDTHS]
+    asked = [_faster(own, shrink(encoding)) for own in (link, *links)] if encoding else links
     local, why_not = _local(graph, request, first)
     found: dict[tuple[int, ...], Candidate] = {}
-    for decision in (first.decision, *_decisions(graph, request, first, links)):
+    for decision in (first.decision, *_decisions(graph, request, first, asked)):
         if decision.placement not in found:
-            found[decision.placement] = _candidate(graph, request, decision)
+            found[decision.placement] = _candidate(graph, request, decision, encoding)
     remote = [candidate for candidate in found.values() if candidate.round_trips]
     if not remote:
         raise _nothing_for_the_server(request, first.decision)
     return Chosen(local, why_not, _keep(remote, local, [link, *links], most), link)
+
+
+def _faster(link: LinkSpec, times: int) -> LinkSpec:
+    """A link for which tensors of fewer bytes look like those that the placement knows."""
+    return LinkSpec(link.round_trip_seconds, link.bytes_per_second * times)
 
 
 def _keep(
@@ -187,13 +198,15 @@ def _local(graph: ir.Graph, request: Request, first: Placed) -> tuple[Candidate 
     return _candidate(graph, request, decision), ""
 
 
-def _candidate(graph: ir.Graph, request: Request, decision: Decision) -> Candidate:
+def _candidate(
+    graph: ir.Graph, request: Request, decision: Decision, encoding: str | None = None
+) -> Candidate:
     costs, remote = decision.costs, str(request.remote)
     assert costs is not None
     devices = decision.devices_of_groups()
     plan = make_plan(graph, decision.groups, devices, request.devices[0], remote)
     sizes = {tensor.name: tensor.bytes for tensor in costs.problem.tensors}
-    crossings = audit(graph, plan, request.rules, remote, sizes)
+    crossings = _as_sent(graph, audit(graph, plan, request.rules, remote, sizes), encoding)
     edge, server = _times(costs, remote)
     return Candidate(
         decision,
@@ -204,6 +217,26 @@ def _candidate(graph: ir.Graph, request: Request, decision: Decision) -> Candida
         sum(crossing.bytes for crossing in crossings),
         crossings,
     )
+
+
+def _as_sent(
+    graph: ir.Graph, crossings: Sequence[CrossingSpec], encoding: str | None
+) -> tuple[CrossingSpec, ...]:
+    """What crosses, in the bytes that it is encoded in."""
+    if encoding is None:
+        return tuple(crossings)
+    values = {value.name: value for node in graph for value in node.outputs}
+    values |= {value.name: value for value in graph.inputs}
+    found = []
+    for crossing in crossings:
+        spec = spec_of(values[crossing.tensor], {})
+        if crossing.bytes and encodings_of([spec], encoding):
+            count = encoded_bytes(spec, encoding, crossing.bytes)
+            share = crossing.share * count / crossing.bytes
+            reason = f"{crossing.reason}, as {encoding}"
+            crossing = dataclasses.replace(crossing, bytes=count, share=share, reason=reason)
+        found.append(crossing)
+    return tuple(found)
 
 
 def _times(costs: Costs, remote: str) -> tuple[float, float]:

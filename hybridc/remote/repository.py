@@ -21,6 +21,7 @@ from pathlib import Path
 
 from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.errors import UnsupportedError, UsageError
+from hybridc.runtime.remote_encoding import wire_specs
 from hybridc.runtime.remote_tensors import BUILD, BUILD_BYTES, DATATYPES
 from hybridc.runtime.serving import BUNDLE, open_served
 
@@ -53,6 +54,9 @@ class ServerOptions:
         delay_seconds: How long the first request of a batch waits for others.
         instances: How many run at the same time.
         warm_up: Whether Triton runs each model once before it serves.
+        encoding: Element type in which large tensors of floating-point numbers cross, ``float16``
+            or ``uint8``; ``None`` to send them as they are.
+        tolerance: Largest error of a plan with such tensors.
         storage: Where KServe finds the repository; ``None`` to write no manifest.
     """
 
@@ -65,6 +69,8 @@ class ServerOptions:
     instances: int = 1
     warm_up: bool = False
     storage: str | None = None
+    encoding: str | None = None
+    tolerance: float | None = None
 
 
 def model_name(text: str) -> str:
@@ -138,13 +144,19 @@ def write_config(folder: Path, options: ServerOptions) -> None:
     manifests = {version: bundle.manifest for version, bundle in bundles.items()}
     own = manifests[options.version]
     for version, other in manifests.items():
-        if (other.inputs, other.outputs) != (own.inputs, own.outputs):
+        if _signature(other) != _signature(own):
             raise UsageError(
                 f"version {version} of {folder.name} has other tensors than version "
                 f"{options.version}; write to another --repository"
             )
     builds = {version: bundle.digest for version, bundle in bundles.items()}
     (folder / CONFIG).write_text(config_text(folder.name, own, builds, options), "utf-8")
+
+
+def _signature(manifest: Manifest) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
+    """The tensors of requests and of replies."""
+    inputs = wire_specs(manifest.inputs, manifest.encodings)
+    return inputs, wire_specs(manifest.outputs, manifest.encodings)
 
 
 def write_version(folder: Path) -> Path:
@@ -159,13 +171,14 @@ def config_text(
 ) -> str:
     """The text of ``config.pbtxt``."""
     batched = bool(options.batch)
+    inputs, outputs = _signature(manifest)
     mark = TensorSpec(BUILD, "uint8", (*(("batch",) if batched else ()), BUILD_BYTES))
     lines = [
         f"name: {json.dumps(name)}",
         'backend: "python"',
         f"max_batch_size: {options.batch}",
-        *(_tensor("input", spec, batched) for spec in manifest.inputs),
-        *(_tensor("output", spec, batched) for spec in (*manifest.outputs, mark)),
+        *(_tensor("input", spec, batched) for spec in inputs),
+        *(_tensor("output", spec, batched) for spec in (*outputs, mark)),
         "version_policy { all { } }",
         f"instance_group [ {{ kind: KIND_CPU count: {options.instances} }} ]",
     ]
@@ -197,7 +210,7 @@ def _dims(spec: TensorSpec, batched: bool) -> Sequence[int]:
 def _warm_up(manifest: Manifest, batched: bool) -> str:
     """A run with zeros, at the lowest value of each dynamic dimension."""
     rows = []
-    for spec in manifest.inputs:
+    for spec in _signature(manifest)[0]:
         shape = spec.shape[1:] if batched else spec.shape
         low = [d if isinstance(d, int) else max(manifest.dimensions[d][0], 1) for d in shape]
         value = f"data_type: TYPE_{DATATYPES[spec.dtype]} dims: {low} zero_data: true"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from hybridc.bundle.manifest import RemoteSpec
 from hybridc.errors import RemoteMissing
 from hybridc.runtime.loader import Model, load_bundle
 from hybridc.runtime.remote_client import Reply
+from hybridc.runtime.remote_encoding import decode, encode
 from hybridc.runtime.remote_tensors import from_bytes, to_bytes
 from hybridc.runtime.serving import open_served
 
@@ -31,13 +32,16 @@ class Loopback:
     def infer(self, spec: RemoteSpec, arrays: Sequence[Array], until: float) -> Reply:
         """Run a part, with its tensors brought to bytes and back as over the network."""
         model = self._model(spec)
-        named = zip(spec.inputs, arrays, strict=True)
-        feeds = {s.name: from_bytes(to_bytes(a), s.dtype, a.shape) for s, a in named}
+        named = dict(zip((tensor.name for tensor in spec.inputs), arrays, strict=True))
+        sent = _carried(encode(spec.inputs, spec.encodings, named))
+        feeds = decode(spec.inputs, spec.encodings, sent)
         start = time.perf_counter()
-        outputs = model.run(feeds)
+        results = model.run(feeds)
         seconds = time.perf_counter() - start
-        results = [outputs[output.name] for output in spec.outputs]
-        return Reply(results, sum(array.nbytes for array in (*arrays, *results)), 0.0, seconds)
+        received = _carried(encode(spec.outputs, spec.encodings, results))
+        outputs = decode(spec.outputs, spec.encodings, received)
+        count = sum(array.nbytes for array in (*sent.values(), *received.values()))
+        return Reply([outputs[tensor.name] for tensor in spec.outputs], count, 0.0, seconds)
 
     def measure(self, spec: RemoteSpec, count: int, until: float) -> tuple[float, float]:
         """Nothing is in between."""
@@ -56,3 +60,7 @@ class Loopback:
                 raise RemoteMissing(f"{spec.model}, version {spec.version}, is of another build")
             self.models[spec] = load_bundle(bundle)
         return self.models[spec]
+
+
+def _carried(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {n: from_bytes(to_bytes(a), a.dtype.name, a.shape) for n, a in arrays.items()}

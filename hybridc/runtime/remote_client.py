@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 from hybridc.bundle.dtypes import Array
 from hybridc.bundle.manifest import RemoteSpec
 from hybridc.errors import RemoteMissing
+from hybridc.runtime.remote_encoding import decode, encode, wire_spec
 from hybridc.runtime.remote_settings import RemoteSettings
 from hybridc.runtime.remote_tensors import BUILD, read_reply, same_signature, wire_tensors
 from hybridc.runtime.remote_transport import Lost, Refused, Transport
@@ -119,17 +120,26 @@ class RemoteClient:
         Raises:
             RemoteMissing: No endpoint gave a result in time; the message says why for each.
         """
-        tensors = wire_tensors(spec.inputs, arrays)
+        wire = wire_spec(spec)
+        try:
+            named = zip((tensor.name for tensor in spec.inputs), arrays, strict=True)
+            sent = encode(spec.inputs, spec.encodings, dict(named))
+        except ValueError as error:
+            raise RemoteMissing(f"{spec.model} cannot be asked: {error}") from error
+        tensors = wire_tensors(wire.inputs, [sent[tensor.name] for tensor in wire.inputs])
 
         def attempt(endpoint: _Endpoint, until: float) -> Reply:
-            self._check(endpoint, spec, until)
+            self._check(endpoint, wire, until)
             start = time.perf_counter()
-            exchange = endpoint.transport.infer(spec, tensors, until)
-            outputs, seconds = read_reply(spec, exchange.tensors)
+            exchange = endpoint.transport.infer(wire, tensors, until)
+            found, seconds = read_reply(wire, exchange.tensors)
             took = time.perf_counter() - start
+            named = dict(zip((tensor.name for tensor in wire.outputs), found, strict=True))
+            decoded = decode(spec.outputs, spec.encodings, named)
+            outputs = [decoded[tensor.name] for tensor in spec.outputs]
             return Reply(outputs, exchange.bytes, max(took - seconds, 0.0), seconds)
 
-        return self._try_all(spec, attempt, until)
+        return self._try_all(wire, attempt, until)
 
     def measure(self, spec: RemoteSpec, count: int, until: float) -> tuple[float, float]:
         """Seconds of a call without contents, and of one that sends so many zeros.
@@ -138,9 +148,11 @@ class RemoteClient:
             RemoteMissing: No endpoint serves the part.
         """
 
+        wire = wire_spec(spec)
+
         def attempt(endpoint: _Endpoint, until: float) -> tuple[float, float]:
-            endpoint.checked.discard(spec)
-            self._check(endpoint, spec, until)
+            endpoint.checked.discard(wire)
+            self._check(endpoint, wire, until)
             start = time.perf_counter()
             endpoint.transport.ask_live(until)
             empty = time.perf_counter() - start
@@ -148,7 +160,7 @@ class RemoteClient:
             endpoint.transport.send(count, until)
             return empty, time.perf_counter() - start
 
-        return self._try_all(spec, attempt, until)
+        return self._try_all(wire, attempt, until)
 
     def close(self) -> None:
         """Close the connections."""

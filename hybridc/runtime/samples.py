@@ -25,13 +25,17 @@ class OutputError:
         output: Name of the output.
         error: Largest difference relative to the reference's largest magnitude; infinity where
             shapes, types, or the places of NaN and infinity differ.
-        within: Whether that is within the bundle's tolerance.
+        within: Whether that is within ``limit``.
+        limit: The tolerance of the bundle, or of the plan.
+        plan: Name of the plan that gave it; empty in a bundle without a server.
     """
 
     sample: int
     output: str
     error: float
     within: bool
+    limit: float
+    plan: str = ""
 
 
 def run_samples(bundle: Bundle) -> list[OutputError]:
@@ -49,19 +53,21 @@ def run_plans(bundle: Bundle, repository: Path) -> list[OutputError]:
     for plan in bundle.manifest.plans:
         settings = RemoteSettings(("localhost:1",), plan=plan.name, deadline=1e9)
         with load_bundle(bundle, remote=settings, client=Loopback(repository)) as model:
-            errors += _compare(bundle, model)
+            errors += _compare(bundle, model, plan.name, plan.tolerance)
     return errors
 
 
-def _compare(bundle: Bundle, model: Model) -> list[OutputError]:
+def _compare(
+    bundle: Bundle, model: Model, plan: str = "", tolerance: float | None = None
+) -> list[OutputError]:
+    limit = bundle.manifest.tolerance if tolerance is None else tolerance
     errors: list[OutputError] = []
     for index, sample in enumerate(bundle.manifest.samples):
         results = model.run(_read(bundle, sample.inputs, bundle.manifest.inputs))
         stored = _read(bundle, sample.outputs, bundle.manifest.outputs)
         for name, expected in stored.items():
             error = relative_error(results[name], expected)
-            within = error <= bundle.manifest.tolerance
-            errors.append(OutputError(index, name, error, within))
+            errors.append(OutputError(index, name, error, error <= limit, limit, plan))
     return errors
 
 

@@ -20,6 +20,7 @@ from hybridc.bundle.dtypes import Array
 from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.errors import BundleError, HybridcError
 from hybridc.runtime.loader import Model, load_bundle
+from hybridc.runtime.remote_encoding import decode, encode, wire_specs
 from hybridc.runtime.remote_tensors import BUILD
 
 BUNDLE = "bundle.hyb"
@@ -50,13 +51,20 @@ class Served:
     Args:
         bundle: The bundle.
         batches: Whether requests may be brought together along the first axis.
+
+    Attributes:
+        build: Its digest.
+        inputs: The tensors of a request.
+        outputs: The tensors of a reply, but for ``hybridc_build``.
     """
 
     def __init__(self, bundle: Bundle, batches: bool) -> None:
         self.build = bundle.digest
         self._batches = batches
         self._model: Model = load_bundle(bundle)
-        self.inputs, self.outputs = self._model.inputs, self._model.outputs
+        self._encodings = bundle.manifest.encodings
+        self.inputs = wire_specs(self._model.inputs, self._encodings)
+        self.outputs = wire_specs(self._model.outputs, self._encodings)
 
     def run(self, requests: Sequence[Asked]) -> list[dict[str, Array] | str]:
         """Outputs by name for each request, or a sentence that says why there are none.
@@ -74,7 +82,8 @@ class Served:
         """Results of requests that run at once."""
         start = time.perf_counter()
         try:
-            outputs = self._model.run(_joined(batch))
+            arrays = decode(self._model.inputs, self._encodings, _joined(batch))
+            outputs = encode(self._model.outputs, self._encodings, self._model.run(arrays))
         except (HybridcError, ValueError) as error:
             return [str(error)] * len(batch)
         mark = np.frombuffer(
@@ -82,7 +91,7 @@ class Served:
         )
         if not self._batches:
             return [{**outputs, BUILD: mark}]
-        counts = [len(next(iter(arrays.values()))) for arrays in batch]
+        counts = [len(next(iter(asked.values()))) for asked in batch]
         ends = np.cumsum(counts)[:-1]
         split = {name: np.split(array, ends) for name, array in outputs.items()}
         return [
