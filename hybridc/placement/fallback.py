@@ -25,7 +25,7 @@ import onnx_ir as ir
 from hybridc.errors import UnsupportedError
 from hybridc.frontend.shapes import Range
 from hybridc.placement.decide import Decision, Request, decide
-from hybridc.placement.group import is_numeric, read_values
+from hybridc.placement.group import NO_NUMBERS, is_numeric, read_values
 from hybridc.placement.plan import Part, Plan, make_plan
 from hybridc.placement.rules import Rules
 from hybridc.runtime.parts import SESSION_KIND
@@ -180,8 +180,8 @@ def unfit_nodes(section: Section) -> Iterator[tuple[ir.Node, str]]:
     crossing = set(section.inputs)
     for node in section.nodes:
         for value in (*read_values(node), *node.outputs):
-            if value.dtype == ir.DataType.STRING:
-                yield node, f"{value.name!r} holds strings"
+            if value.dtype in NO_NUMBERS:
+                yield node, f"{value.name!r} holds {NO_NUMBERS[value.dtype]}"
             elif value not in crossing:
                 continue
             elif not is_numeric(value):

@@ -24,6 +24,13 @@ ELEMENTWISE = frozenset(
     Sum Tanh ThresholdedRelu Where Xor""".split()
 )
 
+NO_NUMBERS = {
+    ir.DataType.STRING: "strings",
+    ir.DataType.COMPLEX64: "complex numbers",
+    ir.DataType.COMPLEX128: "complex numbers",
+}
+"""Element types that no kernel computes with, and what they are."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -106,9 +113,9 @@ def read_values(node: ir.Node) -> list[ir.Value]:
 
 
 def is_numeric(value: ir.Value) -> bool:
-    """Whether a value is a tensor of numbers, and no string, sequence, map or optional."""
+    """Whether a value is a tensor of real numbers, and no string, sequence, map or optional."""
     tensor = value.type is None or isinstance(value.type, ir.TensorType)
-    return tensor and value.dtype != ir.DataType.STRING
+    return tensor and value.dtype not in NO_NUMBERS
 
 
 def _in_order(groups: list[Group]) -> list[Group]:

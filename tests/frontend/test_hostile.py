@@ -198,6 +198,22 @@ def test_constants_of_absurd_size(sizes):
     assert try_model(model) == "UnsupportedError"
 
 
+@pytest.mark.parametrize("code", [TensorProto.COMPLEX64, TensorProto.COMPLEX128])
+@pytest.mark.parametrize("operator", ["Identity", "Shape", "Size", "Cast"])
+def test_complex_numbers_are_carried_or_refused(operator, code):
+    result = TensorProto.INT64 if operator in ("Shape", "Size") else code
+    result = TensorProto.FLOAT if operator == "Cast" else result
+    attributes = {"to": TensorProto.FLOAT} if operator == "Cast" else {}
+    model = make_model([node(operator, "x", "y", **attributes)], {"x": (2,)}, {"y": (2,)}, opset=23)
+    model.graph.input[0].type.tensor_type.elem_type = code
+    model.graph.output[0].type.tensor_type.elem_type = result
+    if operator in ("Shape", "Size"):
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        assert try_model(model) == "lowered"
+    else:
+        assert try_model(model) == "UnsupportedError"
+
+
 def test_nesting_beyond_the_format():
     """Protobuf itself refuses messages that nest deeper than a hundred levels."""
     with pytest.raises(ModelError):
