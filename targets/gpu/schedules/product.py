@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     blocks_of,
+    collect,
     extents_of,
+    is_choice,
     is_reduction,
+    is_spatial,
     loads_of,
     store_of,
     strides_of,
@@ -43,6 +47,13 @@ class _Axes:
 
     def size(self, axes: Sequence[int]) -> int:
         return math.prod(self.extents[axis] for axis in axes)
+
+    def ordered(self, strides: Sequence[int] | None) -> _Axes:
+        """The same with summands in the order in which they lie in memory."""
+        if strides is None:
+            return self
+        reduced = sorted(self.reduced, key=lambda axis: -strides[axis])
+        return replace(self, reduced=tuple(reduced))
 
     def fused(self, values: dict[int, Any], axes: Sequence[int]) -> Any:
         """One index out of those of several axes; axes that have no value are of extent 1."""
@@ -83,6 +94,12 @@ def right_along_depth(schedule: Schedule, main: Any) -> bool:
     return False
 
 
+def _strides(node: Any, buffer: Any) -> list[int] | None:
+    """Elements between neighbors along each axis in a factor, where that is constant."""
+    load = next(load for load in _operands(node) if load.source.same_as(buffer))
+    return strides_of(load.source, load.indices, axes_of(node))
+
+
 def _operands(node: Any) -> list[Any]:
     store = store_of(node)
     assert store is not None
@@ -91,6 +108,9 @@ def _operands(node: Any) -> list[Any]:
 
 def normalize(schedule: Schedule, main: Any, transposed: bool) -> tuple[str, str]:
     """Bring the product into its form; returns the names of the factors' new buffers' blocks."""
+    _check_readers(schedule, main)
+    node = schedule.get(main)
+    strides = [_strides(node, region.source) for region in node.reads]
     names = []
     for index in range(2):
         names.append(schedule.get(schedule.reindex(main, ("read", index))).name_hint)
@@ -101,6 +121,8 @@ def normalize(schedule: Schedule, main: Any, transposed: bool) -> tuple[str, str
     if not _has(axes, positions[1], axes.right):
         names.reverse()
         positions.reverse()
+        strides.reverse()
+    axes = axes.ordered(strides[0])
     forms = ((axes.left, False), (axes.right, not transposed))
     for name, place, (own, depth_first) in zip(names, positions, forms, strict=True):
         _lay_out(schedule, name, axes, place, own, depth_first)
@@ -112,6 +134,29 @@ def normalize(schedule: Schedule, main: Any, transposed: bool) -> tuple[str, str
     groups = (axes.both, axes.left, axes.right, axes.reduced)
     schedule.transform_block_layout(main, _map(axes, everything, groups))
     return names[0], names[1]
+
+
+def _check_readers(schedule: Schedule, main: Any) -> None:
+    """Refuse readers of the results that have other elements than these.
+
+    TVM inlines what pads a result, or cuts it off, where the results are written, and so loses
+    elements or writes some that do not exist.
+    """
+    block = main
+    while len(readers := list(schedule.get_consumers(block))) == 1:
+        written = schedule.get(block).writes[0].source
+        if not _keeps_elements(schedule.get(readers[0]), written):
+            raise Misfit("the results are padded, cut off, or repeated")
+        block = readers[0]
+
+
+def _keeps_elements(reader: Any, written: Any) -> bool:
+    """Whether a block has as many elements as what it reads, and leaves none out by its place."""
+    extents = extents_of(reader)
+    if extents is None or math.prod(extents) != math.prod(map(int, written.shape)):
+        return False
+    choices = [call for call in collect(reader.body, tvm.ir.Call) if is_choice(call)]
+    return all(collect(choice.args[0], tvm.ir.TensorLoad) for choice in choices)
 
 
 def _lay_out(
@@ -176,3 +221,53 @@ def _classify(node: Any, positions: Sequence[Sequence[int]]) -> _Axes:
     if min(axes.size(axes.left), axes.size(axes.right), axes.size(axes.reduced)) < MIN_EXTENT:
         raise Misfit("too little to share")
     return axes
+
+
+def read_index(reads: Sequence[Any], buffer: Any, name: str) -> int:
+    """Which of the product's operands a factor is, which may have been padded since."""
+    for index, source in enumerate(reads):
+        if source.same_as(buffer):
+            return index
+    for index, source in enumerate(reads):
+        if str(source.name).startswith(str(buffer.name)):
+            return index
+    raise Misfit(f"the factor {name} is lost")
+
+
+def inline_writers(schedule: Schedule, block: Any) -> None:
+    """Inline what computes a factor into its fetch."""
+    while True:
+        writers = [w for w in schedule.get_producers(block) if is_spatial(schedule.get(w))]
+        if not writers:
+            return
+        for writer in writers:
+            schedule.compute_inline(writer)
+
+
+def inline_readers(schedule: Schedule, block: Any) -> None:
+    """Compute what reads the results, one after the other, where they are written."""
+    while True:
+        readers = list(schedule.get_consumers(block))
+        if not readers:
+            return
+        if len(readers) > 1 or not is_spatial(schedule.get(readers[0])):
+            raise Misfit("the results are read by more than one")
+        schedule.reverse_compute_inline(readers[0])
+
+
+def check_one_to_one(schedule: Schedule, block: Any) -> None:
+    """Refuse a block that writes several results to one place.
+
+    An axis of the results that is shorter than the threads gives none of its index to what a
+    thread counts; TVM inlines what reads it all the same.
+    """
+    node = schedule.get(block)
+    store = store_of(node)
+    used = (
+        {variable for index in store.indices for variable in collect(index, tirx.Var)}
+        if store
+        else ()
+    )
+    for axis in node.iter_vars:
+        if int(axis.dom.extent) > 1 and axis.var not in used:
+            raise Misfit("an axis of the tile that the results lack")

@@ -84,6 +84,35 @@ def store_of(block: SBlock) -> tirx.BufferStore | None:
     return block.body if isinstance(block.body, tirx.BufferStore) else None
 
 
+def finishes(reader: SBlock, anchor: SBlock) -> bool:
+    """Whether a block reads each element of an anchor's result for its own element there.
+
+    One that pads the result, or cuts some of it off, has other elements than the result has.
+    """
+    result, store = store_of(anchor), store_of(reader)
+    if result is None or store is None or not is_spatial(reader):
+        return False
+    sizes = zip(result.buffer.shape, (axis.dom.extent for axis in reader.iter_vars), strict=False)
+    reads = [load.indices for load in loads_of(reader) if load.source.same_as(result.buffer)]
+    axes = axes_of(reader)
+    return all(same_variables(indices, axes) for indices in (store.indices, *reads)) and all(
+        _same_size(*pair) for pair in sizes
+    )
+
+
+def same_variables(indices: Sequence[Any], axes: Sequence[Any]) -> bool:
+    """Whether indices are these variables, one after the other."""
+    return len(indices) == len(axes) and all(
+        index.same_as(axis) for index, axis in zip(indices, axes, strict=True)
+    )
+
+
+def _same_size(first: Any, second: Any) -> bool:
+    if isinstance(first, tirx.IntImm) and isinstance(second, tirx.IntImm):
+        return int(first) == int(second)
+    return bool(tvm_ffi.structural_equal(first, second))
+
+
 def collect(node: Any, *kinds: type) -> list[Any]:
     """Every node of the given kinds below ``node``, children first."""
     found: list[Any] = []

@@ -25,11 +25,14 @@ from typing import Any
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import (
+    axes_of,
     blocks_of,
     extents_of,
     is_reduction,
     is_spatial,
+    loads_of,
     may_repeat,
+    same_variables,
     starts_from,
     store_of,
 )
@@ -163,7 +166,9 @@ def find_convolution(node: SBlock) -> Convolution:
         raise Misfit("not a sum that starts from zero")
     if [int(dim) for dim in store.buffer.shape] != extents[:kept]:
         raise Misfit("the output is larger than what is computed")
-    if not _same(store.indices, axes[:kept]) or not _same(weight.indices, [axes[1], *axes[kept:]]):
+    if not same_variables(store.indices, axes[:kept]) or not same_variables(
+        weight.indices, [axes[1], *axes[kept:]]
+    ):
         raise Misfit("unexpected output or weight layout")
     steps = [steps_of(source.indices[2 + i], axes[2 + i], axes[3 + rank + i]) for i in range(rank)]
     down, right = steps if rank == 2 else ((1, 1), *steps)
@@ -202,12 +207,6 @@ def _check_axes(node: SBlock) -> tuple[Any, list[int]]:
 def _plane(sizes: list[int]) -> tuple[int, int]:
     """Height and width."""
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (1, sizes[0])
-
-
-def _same(indices: Any, axes: list[tirx.Var]) -> bool:
-    return len(indices) == len(axes) and all(
-        index.same_as(axis) for index, axis in zip(indices, axes, strict=True)
-    )
 
 
 def steps_of(index: Any, position: tirx.Var, offset: tirx.Var) -> tuple[int, int]:
@@ -268,7 +267,7 @@ def _schedule_rewritten(
     schedule = Schedule(tvm.IRModule({"main": function}))
     inline_spatial_blocks(schedule, keep)
     others = [block for block in blocks_of(schedule) if is_spatial(schedule.get(block))]
-    final = final_reader(schedule)
+    final = final_reader(schedule, found, rows)
     name = schedule.get(final).name_hint
     if found.is_pointwise:
         _tile_pointwise(schedule, final, found, tile)
@@ -347,7 +346,7 @@ def _rewrite(function: tirx.PrimFunc, name: str, found: Convolution, rows: int) 
     anchor = te.compute(tuple(map(_int64, shape)), product, name=ANCHOR)
     result = te.compute(
         found.result.shape,
-        lambda n, o, y, x: anchor[n, o, tirx.floordiv(y, rows), tirx.floormod(y, rows) * width + x],
+        lambda n, o, y, x: anchor[tuple(_running_place(n, o, y, x, found, rows))],
         name=RESULT,
     )
     tensors, buffers = [source, weight, result], [found.source, found.weight, found.result]
@@ -387,16 +386,38 @@ def _phase_reader(found: Convolution, source: te.Tensor) -> Any:
     return read_phase
 
 
-def final_reader(schedule: Schedule) -> Any:
-    """The one spatial block that reads the convolution."""
+def final_reader(schedule: Schedule, found: Convolution, rows: int) -> Any:
+    """The one spatial block that reads the convolution, each element for its own there."""
     anchor = schedule.get_sblock(ANCHOR)
     readers = list(schedule.get_consumers(anchor))
     store = store_of(schedule.get(anchor))
     if len(readers) != 1 or not is_spatial(schedule.get(readers[0])) or store is None:
         raise Misfit("the result is read by several blocks")
+    if not _reads_straight(schedule.get(readers[0]), store.buffer, found, rows):
+        raise Misfit("the result is padded, cut off, or moved")
     if not may_repeat(schedule, readers[0], [store.buffer]):
         raise Misfit("what finishes the result may share memory with what it reads")
     return readers[0]
+
+
+def _reads_straight(reader: SBlock, running: Any, found: Convolution, rows: int) -> bool:
+    """Whether a block has the elements of the convolution's result and reads each at its place."""
+    if extents_of(reader) != list(map(int, found.result.shape)):
+        return False
+    n, o, y, x = axes_of(reader)
+    straight = _running_place(n, o, y, x, found, rows)
+    analyzer = tvm.sym.Analyzer()
+    return all(
+        analyzer.can_prove_equal(index, expected)
+        for load in loads_of(reader)
+        if load.source.same_as(running)
+        for index, expected in zip(load.indices, straight, strict=True)
+    )
+
+
+def _running_place(n: Any, o: Any, y: Any, x: Any, found: Convolution, rows: int) -> list[Any]:
+    """Where an element of the result is among the running outputs."""
+    return [n, o, tirx.floordiv(y, rows), tirx.floormod(y, rows) * found.width + x]
 
 
 def _tile_pointwise(schedule: Schedule, final: Any, found: Convolution, tile: RegisterTile) -> None:

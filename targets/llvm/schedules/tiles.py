@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.llvm.schedules.blocks import (
-    axes_of,
+    finishes,
     has_direct_loops,
-    is_spatial,
-    loads_of,
     may_repeat,
     realize_of,
+    same_variables,
     store_of,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
@@ -44,23 +43,11 @@ def final_block(schedule: Schedule, anchor: Any) -> Any:
 
 def _finishes(schedule: Schedule, anchor: Any, block: Any) -> bool:
     node, reader = schedule.get(anchor), schedule.get(block)
-    source, store = store_of(node), store_of(reader)
-    if source is None or store is None or not is_spatial(reader):
+    if not finishes(reader, node) or not has_direct_loops(schedule, block):
         return False
-    if not has_direct_loops(schedule, block) or not may_repeat(schedule, block, [source.buffer]):
-        return False
-    axes = axes_of(reader)
-    accesses = [load.indices for load in loads_of(reader) if load.source.same_as(source.buffer)]
+    source: Any = store_of(node)
     kept = [axis.var for axis in node.iter_vars if axis.iter_type == tirx.IterVar.DataPar]
-    return _same_variables(source.indices, kept) and all(
-        _same_variables(indices, axes) for indices in (*accesses, store.indices)
-    )
-
-
-def _same_variables(indices: Any, axes: Any) -> bool:
-    return len(indices) == len(axes) and all(
-        index.same_as(axis) for index, axis in zip(indices, axes, strict=True)
-    )
+    return same_variables(source.indices, kept) and may_repeat(schedule, block, [source.buffer])
 
 
 def loops_by_axis(schedule: Schedule, block: Any, outer: int) -> dict[int, Any]:

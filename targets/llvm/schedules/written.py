@@ -6,19 +6,17 @@ pad -> anchor -> final        pad, others: scheduled as usual
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import (
-    axes_of,
     blocks_of,
+    finishes,
     has_direct_loops,
     is_spatial,
-    loads_of,
     may_repeat,
-    store_of,
 )
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
@@ -45,7 +43,7 @@ def schedule_around(
     cpu: Cpu,
     anchor: Any,
     write: Callable[[Any | None], Any],
-    padding: str | None = None,
+    within: Collection[str] = (),
     repeats: bool = False,
 ) -> Schedule:
     """Put loops written out in place of an anchor's and of the block's that finishes it.
@@ -55,13 +53,13 @@ def schedule_around(
         cpu: The processor.
         anchor: The anchor's block.
         write: From the final block, or ``None``, to the loops of both.
-        padding: Name of a block that those loops do without.
+        within: Names of blocks before the anchor that those loops do without.
         repeats: Whether they compute some elements twice.
     """
     inline_spatial_blocks(schedule)
     final = _final_block(schedule, anchor.name_hint, repeats)
     name = str(anchor.name_hint)
-    dropped = {padding} if padding else set()
+    dropped = set(within)
     if final is not None:
         dropped.add(str(schedule.get(final).name_hint))
     nest = write(None if final is None else schedule.get(final))
@@ -77,25 +75,15 @@ def _final_block(schedule: Schedule, name: str, repeats: bool) -> Any | None:
 
     Where the loops repeat elements, there is none either if it must not see one twice.
     """
-    anchor = schedule.get_sblock(name)
-    result = store_of(schedule.get(anchor))
-    readers = list(schedule.get_consumers(anchor))
-    if result is None or len(readers) != 1 or not has_direct_loops(schedule, readers[0]):
+    anchor = schedule.get(schedule.get_sblock(name))
+    readers = list(schedule.get_consumers(schedule.get_sblock(name)))
+    if len(readers) != 1 or not has_direct_loops(schedule, readers[0]):
         return None
-    reader = schedule.get(readers[0])
-    store = store_of(reader)
-    if store is None or not is_spatial(reader):
+    if not finishes(schedule.get(readers[0]), anchor):
         return None
-    if repeats and not may_repeat(schedule, readers[0], [result.buffer]):
+    if repeats and not may_repeat(schedule, readers[0], [anchor.body.buffer]):
         return None
-    axes = axes_of(reader)
-    accesses = [store.indices]
-    accesses += [load.indices for load in loads_of(reader) if load.source.same_as(result.buffer)]
-    direct = all(
-        len(indices) == len(axes) and all(i.same_as(a) for i, a in zip(indices, axes, strict=True))
-        for indices in accesses
-    )
-    return readers[0] if direct else None
+    return readers[0]
 
 
 def _with_nest(schedule: Schedule, anchor: str, nest: Any, dropped: set[str]) -> Schedule:
