@@ -20,8 +20,9 @@ demo: system $(STAMP)  ## Read the text in a picture with two compiled models.
 test: system $(STAMP) lint types  ## Lint, type-check, and run all tests.
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-nightly: $(STAMP)  ## Ten thousand random graphs against ONNX Runtime.
+nightly: $(STAMP)  ## Ten thousand random graphs against ONNX Runtime, and calls to a failing server.
 	HYBRIDC_GRAPHS=10000 $(BIN)/python -m pytest tests/graphs
+	$(BIN)/python -m tests.remote.storm 10000
 
 fuzz: $(STAMP)  ## Damaged models for SECONDS=600; stops at the first that breaks the compiler.
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[fuzz]"

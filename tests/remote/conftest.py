@@ -70,3 +70,13 @@ def compile_hybrid(folder: Path, *options: str, batch: str = "1") -> Hybrid:
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
     folder = tmp_path_factory.mktemp("hybrid")
     return compile_hybrid(folder, *SERVER, "--private", "x", "--release", "map")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority with a certificate for the server and one for the client, and a stranger."""
+    from tests.remote.certificates import make_certificates
+
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificates(folder)
+    return folder

@@ -30,7 +30,7 @@ from tests.remote.server import (
     serve,
 )
 
-HEADERS_TRICKLE, BODY_TRICKLE = "headers", "body"
+HEADERS_TRICKLE, BODY_TRICKLE = "headers trickle", "body trickles"
 """An answer that comes byte by byte, from its headers or its body on."""
 
 _LENGTH = "Inference-Header-Content-Length"
@@ -55,7 +55,7 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         tells_config: bool = True,
     ) -> None:
-        self.fault: Any = None
+        self.fault: str | None = None
         self.calls: list[str] = []
         self.received: list[bytes] = []
         self.trickled = 0

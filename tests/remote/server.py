@@ -20,7 +20,8 @@ from hybridc.runtime.serving import Asked, Served, open_served
 
 DTYPES = {name: dtype for dtype, name in DATATYPES.items()}
 
-HANG, GARBAGE, CRASH, ABORT, OTHER_BUILD, NO_MODEL, SHORT = range(7)
+HANG, GARBAGE, CRASH, ABORT = "hang", "garbage", "crash", "abort"
+OTHER_BUILD, NO_MODEL, SHORT = "other build", "no model", "short"
 """What may go wrong: no answer, bytes that make no sense, an error, a lost call, a reply of another
 build, no such model, a reply with too few bytes."""
 
@@ -55,7 +56,7 @@ class Server:
         credentials: grpc.ServerCredentials | None = None,
         tells_config: bool = True,
     ) -> None:
-        self.fault: int | None = None
+        self.fault: str | None = None
         self.calls: list[str] = []
         self.received: list[bytes] = []
         self._token, self._tells_config = token, tells_config
