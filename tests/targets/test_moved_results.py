@@ -62,37 +62,54 @@ READERS = (
     "shift",
     "cut the last",
     "cut the first",
+    "append",
+    "repeat",
+    "gather",
 )
 
 
 def reader(kind, shape):
     """Nodes that change ``t`` of this shape to ``y``, their constants, and the shape of ``y``."""
-    rank, none = len(shape), [0] * len(shape)
+    rank, first = len(shape), shape[0]
+    if kind.startswith("pad") or kind == "shift":
+        return padded(kind, shape)
     if kind.startswith("cut"):
         axis = rank - 1 if kind == "cut the last" else 0
         cut = {"from": np.array([0]), "to": np.array([-1]), "of": np.array([axis])}
-        sizes = [max(size - (i == axis), 0) for i, size in enumerate(shape)]
-        return [node("Slice", "t from to of", "y")], cut, sizes
-    pads = {
-        "pad behind": none + [0] * (rank - 2) + [3, 2],
-        "pad in front": [0] * (rank - 1) + [2] + none,
-        "pad the first axis": none + [1] + [0] * (rank - 1),
-        "shift": [0] * (rank - 1) + [1] + [0] * (rank - 1) + [-1],
+        sizes = [size - (i == axis) for i, size in enumerate(shape)]
+        return node("Slice", "t from to of", "y"), cut, sizes
+    if kind == "append":
+        more = {"more": random(2, *shape[1:], seed=2)}
+        return node("Concat", "t more", "y", axis=0), more, [first + 2, *shape[1:]]
+    if kind == "repeat":
+        times = {"times": np.array([2] + [1] * (rank - 1))}
+        return node("Tile", "t times", "y"), times, [2 * first, *shape[1:]]
+    chosen = {"chosen": np.array([first - 1, 0, 0])}
+    return node("Gather", "t chosen", "y", axis=0), chosen, [3, *shape[1:]]
+
+
+def padded(kind, shape):
+    """The same for a Pad."""
+    none = [0] * (len(shape) - 1)
+    before, behind = {
+        "pad behind": ([0, *none], [*none[1:], 3, 2]),
+        "pad in front": ([*none, 2], [0, *none]),
+        "pad the first axis": ([0, *none], [1, *none]),
+        "shift": ([*none, 1], [*none, -1]),
     }[kind]
-    sizes = [size + pads[i] + pads[rank + i] for i, size in enumerate(shape)]
-    return [node("Pad", "t pads", "y")], {"pads": np.array(pads)}, sizes
+    sizes = [sum(sizes) for sizes in zip(before, shape, behind, strict=True)]
+    return node("Pad", "t pads", "y"), {"pads": np.array(before + behind)}, sizes
 
 
 def check(name, kind, activation, target):
     anchor, shape, weights, result = ANCHORS[name]
-    nodes, constants, sizes = reader(kind, result)
+    last, constants, sizes = reader(kind, result)
     if 0 in sizes:
         pytest.skip("nothing is left")
-    first = [anchor]
     if activation:
-        first = [node(anchor.op_type, " ".join(anchor.input), "s"), node(activation, "s", "t")]
-        first[0].attribute.extend(anchor.attribute)
-    model = make_model([*first, *nodes], {"x": shape}, {"y": sizes}, {**weights, **constants})
+        last.input[0] = "u"
+    nodes = [anchor, *([node(activation, "t", "u")] if activation else []), last]
+    model = make_model(nodes, {"x": shape}, {"y": sizes}, {**weights, **constants})
     feeds = {"x": random(*shape, seed=1)}
     expected = run_reference(model, feeds)["y"]
     actual = onnx_backend.run_model(model, [feeds["x"]], target=target, fallback=False)[0]
