@@ -82,12 +82,14 @@ class Cpu:
         architecture: ``x86_64`` or ``aarch64``, as ``uname -m`` prints it.
         llvm_name: LLVM's processor name.
         tuning: Choices of the schedules that were measured.
+        strict_math: Whether kernels may change sums in nothing but their order.
     """
 
     name: str
     architecture: str
     llvm_name: str
     tuning: Tuning = UNTUNED
+    strict_math: bool = False
 
     @property
     def untuned(self) -> Cpu:

@@ -26,6 +26,7 @@ from hybridc.targets.llvm.schedules.conv2d import Convolution, choose_chunk, fin
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.padding import padding_of
 from hybridc.targets.llvm.schedules.registers import cycles_of
+from hybridc.targets.llvm.schedules.winograd_tiles import choose_chunking, fastest
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -36,6 +37,7 @@ BYTES_PER_CYCLE = 8
 PLAIN_SPEED = 0.6
 """Share of their estimated speed that kernels on plain tensors reach: their rows begin anywhere, so
 that every second vector of inputs straddles two cache lines, and filters are read scattered."""
+
 
 @dataclass(frozen=True)
 class PlainConvolution:
@@ -130,13 +132,16 @@ def _sizes(buffer: Any) -> list[int]:
 
 
 def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: Cpu) -> Geometry:
-    """The convolution blocked, with the number of vectors in a panel that is fastest."""
-    return choose_vectors(plain.geometry(lanes, source_lanes, 1), cpu)
+    """The convolution blocked, with the algorithm and the vectors in a panel that are fastest."""
+    direct = choose_vectors(plain.geometry(lanes, source_lanes, 1), cpu)
+    return direct if cpu.strict_math else fastest(direct, cpu)
 
 
 @lru_cache(maxsize=4096)
 def blocked_cycles(geometry: Geometry, cpu: Cpu) -> float:
     """Estimated cycles with a blocked output."""
+    if geometry.winograd:
+        return choose_chunking(geometry, cpu).cycles
     return geometry.batch * geometry.panels * choose_tiling(geometry, cpu, True).cycles
 
 

@@ -18,6 +18,7 @@ from hybridc.targets.llvm.layout.kernels import (
     unblock_channels,
 )
 from hybridc.targets.llvm.layout.main_writer import MainWriter
+from hybridc.targets.llvm.layout.winograd import pack_winograd, winograd_convolution
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
 from tvm import relax, te
 
@@ -61,7 +62,8 @@ class _Packed:
             self.geometries[kernel.variable] = geometry
             name = self.convolution_name(kernel)
             if name not in self.made:
-                self.made[name] = pack_weight(self._array(kernel.operands[1]), geometry)
+                pack = pack_winograd if geometry.winograd else pack_weight
+                self.made[name] = pack(self._array(kernel.operands[1]), geometry)
             return set()
         assert kernel.blocked is not None
         for operand, axis in zip(kernel.operands, kernel.blocked.axes, strict=False):
@@ -84,6 +86,7 @@ class _Packed:
         g = self.geometries[kernel.variable]
         form = "depthwise" if g.depthwise else f"{min(g.source_lanes, g.channels)}x{g.vectors}"
         form = f"groups{g.vectors}" if g.mixes_groups else form
+        form = f"winograd{g.winograd}_{form}" if g.winograd else form
         return f"{self.name(kernel.operands[1])}.packed_{form}x{g.lanes}"
 
     def channels_name(self, variable: Any, axis: int) -> str:
@@ -164,7 +167,8 @@ class _Writer:
             data = self._blocked(data)
         weight = self._weight(kernel.operands[1], self.packed.convolution_name(kernel))
         key = ("convolution", geometry)
-        return self._emit(key, lambda d, w: blocked_convolution(geometry, d, w), data, weight)
+        build = winograd_convolution if geometry.winograd else blocked_convolution
+        return self._emit(key, lambda d, w: build(geometry, d, w), data, weight)
 
     def _channelwise(self, kernel: Kernel) -> Any:
         assert kernel.blocked is not None

@@ -29,6 +29,7 @@ from hybridc.targets.llvm.schedules.reduction import (
 )
 from hybridc.targets.llvm.schedules.tails import move_tails
 from hybridc.targets.llvm.schedules.vector_math import expand_math
+from hybridc.targets.llvm.schedules.winograd import schedule_winograd
 from hybridc.targets.relax_pipeline import map_kernels
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -114,6 +115,7 @@ def _stages(schedule: Schedule, cpu: Cpu) -> Schedule:
 
 _RULES: tuple[Rule, ...] = (
     schedule_blocked_convolution,
+    schedule_winograd,
     schedule_blocked_pooling,
     schedule_packed_product,
     schedule_integer_product,

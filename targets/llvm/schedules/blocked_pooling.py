@@ -75,7 +75,8 @@ def schedule_blocked_pooling(schedule: Schedule, cpu: Cpu) -> Schedule:
             found.geometry, tiling, found.data, None, finish, dtype, found.combine, found.start
         ).nest()
 
-    return schedule_around(schedule, cpu, anchor, write, found.padding)
+    within = [found.padding] if found.padding else []
+    return schedule_around(schedule, cpu, anchor, write, within)
 
 
 def find_pooling(schedule: Schedule, block: Any, cpu: Cpu) -> Pooling:

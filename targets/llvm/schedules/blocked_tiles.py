@@ -63,6 +63,7 @@ class Geometry:
         row_reach, column_reach: Dilation.
         top, left: Padding in front.
         filters: Output channels; 0 stands for all lanes of all blocks.
+        winograd: Rows and columns of the tiles of Winograd's algorithm; 0 without it.
     """
 
     batch: int
@@ -86,6 +87,7 @@ class Geometry:
     top: int
     left: int
     filters: int = 0
+    winograd: int = 0
 
     def encode(self) -> list[int]:
         """The fields as an annotation."""

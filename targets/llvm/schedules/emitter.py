@@ -121,9 +121,9 @@ class Emitter:
             places[name] = tirx.floormod(rest, int64(size)) if size > 1 else int64(0)
             rest = tirx.floordiv(rest, int64(size)) if size > 1 else rest
         if total == 1:
-            return self._task(int64(0), int64(0), int64(0))
+            return self.task(int64(0), int64(0), int64(0))
         bound = {name: tirx.Var(name, "int64") for name in order}
-        body = self._task(bound["image"], bound["panel"], bound["row"])
+        body = self.task(bound["image"], bound["panel"], bound["row"])
         binds = [tirx.Bind(bound[name], places[name]) for name in order]
         pixels = self.tiling.columns * (1 if single else self.tiling.rows)
         work = total * pixels * self.geometry.steps * self.geometry.vectors
@@ -131,7 +131,8 @@ class Emitter:
         kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
         return tirx.For(task, int64(0), int64(total), kind, sequence([*binds, body]))
 
-    def _task(self, image: Any, panel: Any, row: Any) -> Any:
+    def task(self, image: Any, panel: Any, row: Any) -> Any:
+        """The tiles of one panel in one row, or in the whole plane if they have several rows."""
         g, t = self.geometry, self.tiling
         horizontal = g.horizontal
         if self.is_folded:
