@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from hybridc.bundle.files import replacing
 from hybridc.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -50,7 +51,8 @@ def write_text(path: Path, text: str, what: str) -> None:
         UsageError: It cannot be written; the message says what it was to hold.
     """
     try:
-        path.write_text(text, "utf-8")
+        with replacing(path) as beside:
+            beside.write_text(text, "utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {what}: {error}") from error
 

@@ -10,7 +10,6 @@ against the original. The bundle gets its name only when both were passed.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from tempfile import TemporaryDirectory
 import onnx
 import onnx_ir as ir
 
+from hybridc.bundle.files import replacing
 from hybridc.bundle.manifest import TensorSpec
 from hybridc.bundle.storage import staging_folder
 from hybridc.bundle.tensors import Array
@@ -126,7 +126,8 @@ def compile_in_precision(
             if wanted.budget is not None and samples is not None:
                 notes.append(_keep_budget(model, staging / "bundle", prepared, samples, wanted))
             if wanted.keep is not None:
-                os.replace(_copied(quantized, wanted.keep), wanted.keep)
+                with replacing(wanted.keep) as beside:
+                    onnx.save(quantized, beside)
             publish(staging / "bundle", output)
     except OSError as error:
         raise storage_error(error, output) from error
@@ -234,13 +235,6 @@ def _spread(model: bytes, sample: Mapping[str, Array]) -> float:
         open_session(model, optimize=optimize)(sample) for optimize in (False, True)
     )
     return relative_error(plain, optimized)
-
-
-def _copied(model: onnx.ModelProto, path: Path) -> Path:
-    """A model written beside its place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    onnx.save(model, temporary)
-    return temporary
 
 
 def _keep_budget(

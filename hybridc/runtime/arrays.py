@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from hybridc.bundle.dtypes import NARROW, carried, dtype_named, restored
+from hybridc.bundle.files import replacing
 from hybridc.bundle.manifest import STRING, TensorSpec
 from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
@@ -101,18 +101,14 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     """
     if path.suffix == ".npy" and len(arrays) != 1:
         raise UsageError(f"{path} can hold one array and there are {len(arrays)}; write an npz")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
             if path.suffix == ".npy":
                 np.save(file, carried(next(iter(arrays.values()))))
             else:
                 _write_npz(file, arrays)
-        os.replace(temporary, path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:

@@ -16,6 +16,7 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
+from hybridc.bundle.files import replacing
 from hybridc.errors import DeviceError
 
 PACKAGE = "apache-tvm"
@@ -55,9 +56,8 @@ def _fetch(cached: Path, architecture: str) -> None:
         with zipfile.ZipFile(wheel) as archive:
             data = archive.read(f"tvm/lib/{cached.name}")
     cached.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cached.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(data)
-    os.replace(temporary, cached)
+    with replacing(cached) as beside:
+        beside.write_bytes(data)
 
 
 def _download(folder: Path, architecture: str) -> Path:
