@@ -11,14 +11,13 @@ for the server ends early enough for it.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hybridc.bundle.manifest import Manifest, PartSpec, PlanSpec, RemoteSpec
@@ -26,7 +25,8 @@ from hybridc.errors import InternalError, RemoteMissing, UsageError
 from hybridc.runtime.loader import Model, finished
 from hybridc.runtime.parts import Function, LoadedPart
 from hybridc.runtime.remote_choice import Chooser
-from hybridc.runtime.remote_client import Client, Reply, connect
+from hybridc.runtime.remote_client import Client, connect
+from hybridc.runtime.remote_report import Listener, RequestReport, RunReport, Status
 from hybridc.runtime.remote_settings import RemoteSettings, read_settings
 from hybridc.runtime.tensors import HOST, Place, to_array, to_tensor
 
@@ -42,12 +42,12 @@ class _Call:
 
     Attributes:
         until: When the server's time is over, as a time of ``time.monotonic``.
-        replies: What the server gave.
+        requests: What was asked of the server.
         waited: Seconds spent in calls to the server.
     """
 
     until: float
-    replies: list[Reply] = field(default_factory=list)
+    requests: list[RequestReport] = field(default_factory=list)
     waited: float = 0.0
 
 
@@ -88,7 +88,10 @@ class RemotePart:
             reply = self.client.infer(remote, [to_array(value) for value in values], call.until)
         finally:
             call.waited += time.perf_counter() - start
-        call.replies.append(reply)
+        request = RequestReport(
+            self.spec.name, reply.bytes, reply.network_seconds, reply.server_seconds
+        )
+        call.requests.append(request)
         return [to_tensor(array) for array in reply.arrays]
 
 
@@ -103,7 +106,7 @@ class _Lanes:
         client: Client,
         threads: int | None,
     ) -> None:
-        self._manifest = dataclasses.replace(manifest, parts=plan.parts)
+        self._manifest = replace(manifest, parts=plan.parts)
         self._parts, self._client, self._threads = parts, client, threads
         self._idle: deque[_Lane] = deque()
 
@@ -139,35 +142,6 @@ def _ready(
 ) -> list[LoadedPart]:
     """The parts of a plan, those on the server bound to a lane."""
     return [RemotePart(s, client, lane) if s.remote else parts[s.name] for s in specs]
-
-
-@dataclass(frozen=True)
-class Status:
-    """What a hybrid model is doing, see :attr:`HybridModel.status`.
-
-    Attributes:
-        plan: Name of the plan that runs next.
-        connected: Whether the server answered last.
-        endpoint: The server's address.
-        round_trip_seconds: Measured time of a call without contents, or what was expected.
-        bytes_per_second: Measured bandwidth, or what was expected.
-        expected_seconds: Time that each plan would take now.
-        runs: How many results each plan gave.
-        fallbacks: How many results had to come from the plan without the server.
-        switches: How often another plan took over.
-        trouble: Why the server failed last; empty if it never did.
-    """
-
-    plan: str
-    connected: bool
-    endpoint: str
-    round_trip_seconds: float
-    bytes_per_second: float
-    expected_seconds: Mapping[str, float]
-    runs: Mapping[str, int]
-    fallbacks: int
-    switches: int
-    trouble: str
 
 
 class HybridModel(Model):
@@ -206,7 +180,8 @@ class HybridModel(Model):
         assert manifest.link is not None
         self._chooser = Chooser(plans, manifest.link, self._local or plans[0])
         self._runs = dict.fromkeys((plan.name for plan in plans), 0)
-        self._fallbacks, self._trouble = 0, ""
+        self._fallbacks, self._errors, self._active, self._trouble = 0, 0, 0, ""
+        self._listeners: tuple[Listener, ...] = ()
         self._state = threading.Lock()
         self._probe_thread: threading.Thread | None = None
         self._next_probe = 0.0
@@ -241,7 +216,14 @@ class HybridModel(Model):
             self._fallbacks,
             chooser.switches,
             self._trouble,
+            self._active,
+            self._errors,
         )
+
+    def listen(self, listener: Listener) -> None:
+        """Have a function told of each run from now on; what it raises is logged."""
+        with self._state:
+            self._listeners = (*self._listeners, listener)
 
     def run_tensors(self, tensors: list[Any]) -> list[Any]:
         """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors.
@@ -249,8 +231,30 @@ class HybridModel(Model):
         Raises:
             RemoteMissing: The server failed, and there is no plan without it.
         """
+        started, start = time.time_ns(), time.perf_counter()
+        with self._state:
+            self._active += 1
+        report: RunReport | None = None
+        try:
+            results, report = self._run_by_plan(tensors)
+        except RemoteMissing as error:
+            name = self._chooser.current.name
+            report = RunReport(name, 0, 0.0, 0.0, trouble=str(error), is_error=True)
+            raise
+        finally:
+            with self._state:
+                self._active -= 1
+                self._errors += report is not None and report.is_error
+            if report is not None and self._listeners:
+                took = time.perf_counter() - start
+                self._tell(replace(report, start_nanoseconds=started, seconds=took))
+        self._look_at_link()
+        return results
+
+    def _run_by_plan(self, tensors: list[Any]) -> tuple[list[Any], RunReport]:
+        """The results of the plan that is next, or of the one that stands in for it."""
         end = time.monotonic() + self._settings.deadline
-        plan = self._chooser.current
+        plan, trouble = self._chooser.current, ""
         if plan.round_trips:
             try:
                 return self._run_plan(plan, tensors, end - self._spare())
@@ -260,30 +264,38 @@ class HybridModel(Model):
                     raise
                 with self._state:
                     self._fallbacks += 1
-                plan = self._local
-        results = self._run_plan(plan, tensors, end)
-        self._look_at_link()
-        return results
+                plan, trouble = self._local, str(error)
+        results, report = self._run_plan(plan, tensors, end)
+        return results, replace(report, trouble=trouble, is_fallback=bool(trouble))
+
+    def _tell(self, report: RunReport) -> None:
+        for listener in self._listeners:
+            try:
+                listener(report)
+            except Exception:
+                _LOG.exception("a listener failed")
 
     def _spare(self) -> float:
         """Seconds to leave for the local plan; none if it could not keep the deadline anyway."""
         spare = _SPARE * self._chooser.local_seconds()
         return spare if spare < self._settings.deadline else 0.0
 
-    def _run_plan(self, plan: PlanSpec, tensors: list[Any], until: float) -> list[Any]:
+    def _run_plan(
+        self, plan: PlanSpec, tensors: list[Any], until: float
+    ) -> tuple[list[Any], RunReport]:
         call = _Call(until)
         start = time.perf_counter()
         run = self._run_lane if plan.round_trips else self._run_here
         results = run(plan, tensors, call)
-        took = time.perf_counter() - start
-        for reply in call.replies:
-            self._chooser.note_exchange(reply.bytes, reply.network_seconds)
+        edge = time.perf_counter() - start - call.waited
+        for request in call.requests:
+            self._chooser.note_exchange(request.bytes, request.network_seconds)
         with self._state:
             self._runs[plan.name] += 1
-        server = sum(reply.server_seconds for reply in call.replies)
-        crossed = sum(reply.bytes for reply in call.replies)
-        self._watch(lambda: self._chooser.note_run(plan, took - call.waited, server, crossed))
-        return results
+        server = sum(request.server_seconds for request in call.requests)
+        crossed = sum(request.bytes for request in call.requests)
+        self._watch(lambda: self._chooser.note_run(plan, edge, server, crossed))
+        return results, RunReport(plan.name, 0, 0.0, edge, tuple(call.requests))
 
     def _run_here(self, _plan: PlanSpec, tensors: list[Any], _call: _Call) -> list[Any]:
         return super().run_tensors(tensors)
