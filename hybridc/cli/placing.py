@@ -102,6 +102,15 @@ _RULE_OPTIONS = (
         help="Keep an input, and what is computed from it, off the server. Repeatable.",
     ),
     click.option(
+        "--residency",
+        multiple=True,
+        metavar="[INPUT=]REGION",
+        help="Keep all inputs, or one, in a region: off a server in another. Repeatable.",
+    ),
+    click.option(
+        "--region", multiple=True, metavar="NAME=REGION", help="Where the server is: server=eu."
+    ),
+    click.option(
         "--rules",
         "rules_file",
         type=click.Path(path_type=Path),
@@ -269,7 +278,7 @@ def _rule_texts(asked: Asked) -> RuleTexts:
             texts = merge(texts, read_rules(path.read_text("utf-8"), str(path)))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the rules: {error}") from error
-    names = ("pin", "forbid", "memory", "keep_on", "release", "max_latency", "private")
+    names = RuleTexts.__dataclass_fields__
     return merge(texts, RuleTexts(**{name: asked.values[name] for name in names}))
 
 

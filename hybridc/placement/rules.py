@@ -8,6 +8,7 @@ where nothing is left, the rules contradict each other or what targets can compi
     --forbid NODE=DEVICE        the node on any other device
     --keep-on DEVICE TENSOR     the tensor, and all that is computed from it, on that device ...
     --private INPUT             the input, and all that is computed from it, not on the server ...
+    --residency [INPUT=]REGION  as --private, if --region says that the server is elsewhere ...
     --release TENSOR            ... up to this tensor, which may leave
     --memory DEVICE=2GiB        so many bytes on the device at a time, and no more
     --max-latency 20ms          one run in that time, by the cost model
@@ -65,18 +66,22 @@ class KeepRule:
 
 @dataclass(frozen=True)
 class PrivateRule:
-    """``--private INPUT``: an input and what is computed from it stay off the server.
+    """``--private`` or ``--residency``: inputs and what is computed from them stay off the server.
 
     Attributes:
         device: Name of the device on the server.
-        tensor: Name of the input.
+        tensor: Name of the input; empty for all of them.
+        region: Where it may be, for a residency.
     """
 
     device: str
     tensor: str
+    region: str = ""
 
     def __str__(self) -> str:
-        return f"--private {self.tensor}"
+        if not self.region:
+            return f"--private {self.tensor}"
+        return f"--residency {self.tensor and self.tensor + '='}{self.region}"
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ class RuleTexts:
     release: tuple[str, ...] = ()
     max_latency: str | None = None
     private: tuple[str, ...] = ()
+    residency: tuple[str, ...] = ()
+    region: tuple[str, ...] = ()
 
 
 def parse_rules(texts: RuleTexts, devices: Sequence[str], remote: str | None = None) -> Rules:
@@ -154,9 +161,7 @@ def parse_rules(texts: RuleTexts, devices: Sequence[str], remote: str | None = N
     for device, tensor in texts.keep_on:
         _check_device("keep-on", f"{device} {tensor}", device, devices)
         rules.append(KeepRule(device, tensor))
-    if texts.private and remote is None:
-        raise UsageError(f"--private {texts.private[0]} keeps nothing from anyone without --remote")
-    rules += [PrivateRule(str(remote), tensor) for tensor in texts.private]
+    rules += _private_rules(texts, remote)
     rules += [_memory_rule(text, devices) for text in texts.memory]
     if texts.max_latency is not None:
         try:
@@ -165,6 +170,32 @@ def parse_rules(texts: RuleTexts, devices: Sequence[str], remote: str | None = N
             raise UsageError(f"--max-latency: {error}") from error
         rules.append(LimitRule("max-latency", texts.max_latency, most))
     return Rules(tuple(rules), texts.release)
+
+
+def _private_rules(texts: RuleTexts, remote: str | None) -> list[PrivateRule]:
+    """What the server may not see; a residency that it keeps takes nothing from it."""
+    for option in ("private", "residency", "region"):
+        for text in getattr(texts, option):
+            if remote is None:
+                raise UsageError(f"--{option} {text} keeps nothing from anyone without --remote")
+    regions = dict(_region(text, str(remote)) for text in texts.region)
+    rules = [PrivateRule(str(remote), tensor) for tensor in texts.private]
+    for text in texts.residency:
+        if remote not in regions:
+            raise UsageError(
+                f"--residency {text} needs the server's region: --region {remote}=REGION"
+            )
+        tensor, _, region = text.rpartition("=")
+        if region != regions[remote]:
+            rules.append(PrivateRule(remote, tensor, region))
+    return rules
+
+
+def _region(text: str, remote: str) -> tuple[str, str]:
+    name, _, region = text.partition("=")
+    if name != remote or not region:
+        raise UsageError(f"--region {text!r} is not of the form {remote}=REGION")
+    return name, region
 
 
 def _node_rule(option: str, text: str, devices: Sequence[str]) -> NodeRule:
@@ -255,6 +286,8 @@ def merge(first: RuleTexts, second: RuleTexts) -> RuleTexts:
         first.release + second.release,
         second.max_latency or first.max_latency,
         first.private + second.private,
+        first.residency + second.residency,
+        first.region + second.region,
     )
 
 
@@ -302,9 +335,24 @@ def exclude(
     return found
 
 
+def private_inputs(graph: ir.Graph, rules: Rules) -> list[str]:
+    """The inputs that the server may not see."""
+    found = [
+        name
+        for rule in rules.rules
+        if isinstance(rule, PrivateRule)
+        for name in ([rule.tensor] if rule.tensor else _inputs(graph))
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _inputs(graph: ir.Graph) -> list[str]:
+    return [str(value.name) for value in graph.inputs if value.const_value is None]
+
+
 def _check_input(graph: ir.Graph, rule: PrivateRule) -> None:
-    names = [str(value.name) for value in graph.inputs if value.const_value is None]
-    if rule.tensor not in names:
+    names = _inputs(graph)
+    if rule.tensor not in ("", *names):
         raise UsageError(f"{rule}: the model has no such input; its inputs are {', '.join(names)}")
 
 
@@ -339,10 +387,12 @@ def kept_values(
     """The tensor and what is computed from it, without what is released."""
     values = {str(value.name): value for value in graph.inputs}
     values |= {str(value.name): value for node in graph for value in node.outputs}
-    for option, name in ((str(rule), rule.tensor), *(("--release", name) for name in releases)):
+    tensors = [rule.tensor] if rule.tensor else _inputs(graph)
+    named = [(str(rule), name) for name in tensors]
+    for option, name in (*named, *(("--release", name) for name in releases)):
         if name not in values:
             raise UsageError(_no_match(option, name, [list(values)], "tensor"))
-    kept = {values[rule.tensor]} - {values[name] for name in releases}
+    kept = {values[name] for name in tensors} - {values[name] for name in releases}
     for node in graph:
         if any(value in kept for value in read_values(node)):
             kept.update(value for value in node.outputs if value.name not in releases)

@@ -1,7 +1,8 @@
 """What crosses to a server and why it may: the rules on data, checked again on a finished plan.
 
-The placement keeps ``--private`` by taking the server away from groups. This file does not trust
-that. It follows the tensors of the model on its own, and looks at each one that a plan sends:
+The placement keeps ``--private`` and ``--residency`` by taking the server away from groups. This
+file does not trust that. It follows the tensors of the model on its own, and looks at each one that
+a plan sends:
 
     private x --> a --> T (released) --> b         x and a must stay; T and b may go
                \\--> c ----------------> d          c and d must stay
@@ -18,7 +19,7 @@ from hybridc.bundle.manifest import CrossingSpec
 from hybridc.errors import InternalError
 from hybridc.placement.group import read_values
 from hybridc.placement.plan import Plan
-from hybridc.placement.rules import PrivateRule, Rules
+from hybridc.placement.rules import Rules, private_inputs
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def audit(
     Raises:
         InternalError: A tensor would cross that must not.
     """
-    private = [rule.tensor for rule in rules.rules if isinstance(rule, PrivateRule)]
+    private = private_inputs(graph, rules)
     found = origins(graph, private, rules.releases)
     inputs = [str(value.name) for value in graph.inputs if value.const_value is None]
     raw = sum(sizes.get(name, 0) for name in private or inputs)

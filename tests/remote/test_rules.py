@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import networkx
 import onnx_ir as ir
 import pytest
@@ -149,6 +151,12 @@ def test_rules_that_contradict_each_other_are_named(model, tmp_path):
     ("options", "code", "word"),
     [
         (("--private", "x"), 2, "--remote"),
+        (("--residency", "eu"), 2, "--remote"),
+        ((*SERVER, "--residency", "eu"), 2, "--region server=REGION"),
+        ((*SERVER, "--residency", "eu", "--region", "eu"), 2, "server=REGION"),
+        ((*SERVER, "--residency", "eu", "--region", "server=us"), 3, "--residency eu leaves"),
+        ((*SERVER, "--residency", "x=eu", "--region", "server=us"), 3, "--residency x=eu leaves"),
+        ((*SERVER, "--residency", "y=eu", "--region", "server=us"), 2, "its inputs are x"),
         (("--remote-batch", "2"), 2, "--remote"),
         (("--remote", "server=llvm"), 2, "--link"),
         (("--remote", "llvm", "--link", "llvm:0=1gbit,1ms"), 2, "NAME=KIND"),
@@ -165,6 +173,23 @@ def test_rules_that_contradict_each_other_are_named(model, tmp_path):
 def test_refused(model, tmp_path, options, code, word):
     shape = ("--shape", "batch=1", "--no-verify")
     assert_compile_refused(model, tmp_path, code, word, options=(*shape, *options))
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        (("--residency", "eu", "--region", "server=eu"), "no input is private"),
+        (("--residency", "eu", "--region", "server=us", "--release", "map"), "released by"),
+    ],
+)
+def test_a_residency_keeps_inputs_from_servers_elsewhere(model, tmp_path, rules, reason):
+    options = ("--shape", "batch=1", *SERVER, "--format", "json", "--no-verify", *rules)
+    done = run_hybridc("compile", model, "-o", tmp_path / "edge.hyb", *options)
+    assert done.code == 0, done.stderr
+    plans = json.loads(done.stdout)["manifest"]["plans"]
+    reasons = {c["reason"] for p in plans for c in p["crossings"] if c["destination"] == "server"}
+    assert all(text.startswith(reason) for text in reasons)
+    assert ("remote" in {plan["name"] for plan in plans}) <= (reason == "no input is private")
 
 
 def test_the_plan_has_the_audit(model, tmp_path):
