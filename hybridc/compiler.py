@@ -47,8 +47,9 @@ from hybridc.runtime.loader import Model
 from hybridc.runtime.machine import why_not
 from hybridc.runtime.parts import SESSION_KIND, load_part
 from hybridc.runtime.tensors import to_tensor
-from hybridc.targets.protocol import Device
+from hybridc.targets.protocol import Device, Target
 from hybridc.targets.registry import find_target
+from hybridc.tuning.tune import TuningJob, tune, tuned_target
 
 DEFAULT_TOLERANCE = 1e-4
 
@@ -75,6 +76,7 @@ class Options:
         isolate: Whether native code of others may run in child processes, which is safe only in a
             process without other threads.
         verify: Whether to compare with the reference and run the bundle at the end.
+        tuning: Choices that were measured, and how long to measure more.
     """
 
     devices: tuple[Device, ...]
@@ -93,6 +95,7 @@ class Options:
     fallback: bool = True
     isolate: bool = False
     verify: bool = True
+    tuning: TuningJob | None = None
 
 
 @dataclass(frozen=True)
@@ -149,9 +152,12 @@ def build(
     """
     model, placed, plan, prepared = plan_model(source, options, progress)
     parts = placed.plan.parts
+    tuning, tuning_notes = options.tuning, list[str]()
+    if tuning is not None:
+        tuning, tuning_notes = tune(tuning, placed, target_of, progress)
     progress(f"[4/6] building {len(parts)} part{'s' * (len(parts) != 1)}")
     pool = WeightPool()
-    built_parts = tuple(_build_parts(placed, pool))
+    built_parts = tuple(_build_parts(placed, pool, tuning))
     keep_memory(built_parts, options.rules)
     specs = {
         value: spec_of(value, source.types)
@@ -170,7 +176,7 @@ def build(
         plan,
     )
     notes = plan.notes if len(options.devices) > 1 else ()
-    return built, (*prepared.notes, *notes)
+    return built, (*prepared.notes, *notes, *tuning_notes)
 
 
 @dataclass(frozen=True)
@@ -224,10 +230,16 @@ def make_request(options: Options, dimensions: Mapping[str, Range]) -> Request:
     )
 
 
-def _build_parts(placed: Placed, pool: WeightPool) -> Iterator[BuiltPart]:
+def target_of(device: Device) -> Target:
+    """The target that builds for a device."""
+    return find_target(device.kind)
+
+
+def _build_parts(placed: Placed, pool: WeightPool, tuning: TuningJob | None) -> Iterator[BuiltPart]:
     """Build each part; its weights go to ``pool``."""
     for part, lowered in zip(placed.plan.parts, placed.lowered, strict=True):
-        artifact = find_target(part.device.kind).build(lowered, part.device.specification)
+        target = tuned_target(target_of(part.device), part.device, tuning)
+        artifact = target.build(lowered, part.device.specification)
         names = tuple(pool.add(name, array) for name, array in artifact.weights.items())
         yield BuiltPart(part, artifact, names)
 

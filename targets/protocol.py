@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from hybridc.targets.tuning import TunableKernel, Tuning
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -157,3 +159,14 @@ class Target(Protocol):
 
     def probe(self) -> list[Found]:
         """Devices of this kind on this machine."""
+
+
+@runtime_checkable
+class TunableTarget(Target, Protocol):
+    """A target whose kernels can be measured with several choices, for compiles to come."""
+
+    def with_tuning(self, tuning: Tuning) -> Target:
+        """The same target, which builds kernels with these choices."""
+
+    def kernels(self, lowered: Any, specification: str) -> Sequence[TunableKernel]:
+        """The kernels of what :meth:`lower` gave for which there is something to choose."""

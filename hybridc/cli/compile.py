@@ -20,6 +20,7 @@ from hybridc.cli.placing import (
     rule_options,
 )
 from hybridc.cli.precision import compile_function, precision_options
+from hybridc.cli.tuning import read_tuning, tuning_options
 
 if TYPE_CHECKING:
     from hybridc.compiler import Report
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-verify", is_flag=True, help="Do not compare with the reference at the end.")
 @precision_options
+@tuning_options
 @server_options
 @format_option
 def command(
@@ -89,13 +91,15 @@ def command(
     from hybridc.compiler import Options
 
     plan = read_plan(plan_file) if plan_file is not None else None
+    asked = compile_options(Asked(values, plan))
     options = Options(
-        **compile_options(Asked(values, plan)),
+        **asked,
         samples=samples,
         tolerance=tolerance,
         fallback=not no_fallback,
         isolate=True,
         verify=not no_verify,
+        tuning=read_tuning(values, asked["devices"]),
     )
     server, compile_here = read_server(output, values), compile_function(values)
     if options.remote is None:

@@ -31,6 +31,7 @@ from hybridc.compiler import (
     make_samples,
     plan_model,
     spec_of,
+    target_of,
 )
 from hybridc.errors import BudgetError, UsageError
 from hybridc.frontend.read import Source, read_model
@@ -57,6 +58,7 @@ from hybridc.runtime.remote_encoding import encodings_of
 from hybridc.runtime.serving import open_served
 from hybridc.targets.protocol import Artifact, Lowered
 from hybridc.targets.registry import find_target
+from hybridc.tuning.tune import tuned_target
 
 REMOTE_KIND = "remote"
 """Kind of the server's device in an edge bundle."""
@@ -155,6 +157,8 @@ def compile_hybrid(
 def _check_options(options: Options) -> None:
     if options.objective != LATENCY:
         raise UsageError(f"--remote minimizes latency, not {options.objective}")
+    if options.tuning is not None and options.tuning.seconds is not None:
+        raise UsageError("--tune measures for one end; give its file to the compile with --remote")
     if options.fixed is not None:
         raise UsageError("--remote makes several plans; an edited --plan cannot be given with it")
 
@@ -240,7 +244,7 @@ def _build_plan(building: _Build, name: str, candidate: Candidate, placed: Place
             continue
         if key not in building.edge:
             named = dataclasses.replace(part, name=f"part{len(building.edge)}")
-            building.edge[key] = _built(named, lowered, building.pool)
+            building.edge[key] = _built(named, lowered, building.pool, building.options)
         own.append(building.edge[key])
         specs.append(part_spec(own[-1]))
     keep_memory(own, building.options.rules)
@@ -263,8 +267,9 @@ def _key(part: Part) -> tuple[str, ...]:
     return (part.device.name, "nodes", *nodes, "inputs", *names[0], "outputs", *names[1])
 
 
-def _built(part: Part, lowered: Lowered, pool: WeightPool) -> BuiltPart:
-    artifact: Artifact = find_target(part.device.kind).build(lowered, part.device.specification)
+def _built(part: Part, lowered: Lowered, pool: WeightPool, options: Options) -> BuiltPart:
+    target = tuned_target(target_of(part.device), part.device, options.tuning)
+    artifact: Artifact = target.build(lowered, part.device.specification)
     names = tuple(pool.add(name, array) for name, array in artifact.weights.items())
     return BuiltPart(part, artifact, names)
 
@@ -278,7 +283,8 @@ def _build_remote(
     taken = {spec.remote.model for spec in building.remote.values() if spec.remote}
     name = base if base not in taken else f"{base}-{1 + sum(n.startswith(base) for n in taken)}"
     pool = WeightPool()
-    item = _built(dataclasses.replace(part, name="part0"), lowered, pool)
+    named = dataclasses.replace(part, name="part0")
+    item = _built(named, lowered, pool, building.options)
     inputs = tuple(spec_of(value, {}) for value in part.inputs)
     outputs = tuple(spec_of(value, {}) for value in part.outputs)
     check_tensors((*inputs, *outputs))

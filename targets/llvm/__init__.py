@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hybridc.targets.protocol import Artifact, Compatibility, Found, Section
+from hybridc.targets.tuning import UNTUNED, TunableKernel, Tuning
 
 if TYPE_CHECKING:
     from hybridc.lowering.lower import Lowered
@@ -13,9 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LlvmTarget:
-    """CPUs of any architecture that LLVM makes code for."""
+    """CPUs of any architecture that LLVM makes code for.
+
+    Attributes:
+        kind: Name on the command line.
+        tuning: Choices of the schedules that were measured.
+    """
 
     kind: str = "llvm"
+    tuning: Tuning = UNTUNED
+
+    def with_tuning(self, tuning: Tuning) -> LlvmTarget:
+        """The same, with choices that were measured."""
+        return replace(self, tuning=tuning)
 
     def check(self, specification: str) -> None:
         """Refuse a processor that LLVM does not know."""
@@ -35,7 +46,17 @@ class LlvmTarget:
         from hybridc.targets.llvm.build import build
         from hybridc.targets.llvm.cpu import parse_cpu
 
-        return build(lowered.module, lowered.weights, parse_cpu(specification))
+        cpu = replace(parse_cpu(specification), tuning=self.tuning)
+        return build(lowered.module, lowered.weights, cpu)
+
+    def kernels(self, lowered: Lowered, specification: str) -> list[TunableKernel]:
+        """The kernels of a Relax module for which there is something to choose."""
+        from hybridc.targets.llvm.build import make_kernels
+        from hybridc.targets.llvm.cpu import parse_cpu
+        from hybridc.targets.llvm.tunable import tunable_kernels
+
+        cpu = parse_cpu(specification)
+        return tunable_kernels(make_kernels(lowered.module, lowered.weights, cpu)[0], cpu)
 
     def runtime_library(self, stem: str, specification: str) -> bytes:
         """A library of TVM's runtime for the CPU's architecture."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.kernels import blocked_convolution, weight_shape
@@ -130,11 +131,8 @@ def _as_it_is(
     Raises:
         Misfit: Its schedule does not ask for the choice.
     """
-    ends = [
-        _scheduled(function, problem, choice, cpu)
-        for choice in (*choices,)[:: len(choices) - 1 or 1]
-    ]
-    if len(ends) > 1 and tvm.ir.structural_equal(ends[0], ends[-1]):
+    first, *_, last = (*choices, *choices)
+    if tvm_ffi.structural_equal(*(_scheduled(function, problem, c, cpu) for c in (first, last))):
         raise Misfit("another rule schedules it")
     return _tunable(problem, choices, steps, lambda _choice: function, cpu)
 

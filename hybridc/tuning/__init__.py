@@ -1,0 +1,1 @@
+"""Choices of the schedules by measurement, and the file that keeps them."""

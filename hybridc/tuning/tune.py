@@ -1,0 +1,161 @@
+"""What ``--tuning`` and ``--tune`` ask of a compile: read a file, measure more, build with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridc.bundle.files import replacing
+from hybridc.errors import DeviceError, UsageError
+from hybridc.packaging import device_spec
+from hybridc.placement.fallback import Placed
+from hybridc.runtime.machine import why_not
+from hybridc.runtime.threads import available_threads, use_threads
+from hybridc.targets.protocol import Device, Target, TunableTarget
+from hybridc.targets.registry import find_target
+from hybridc.targets.tuning import Problem, TunableKernel
+from hybridc.tuning.file import SCHEMA, Code, TuningFile, check_code, code_for, read_file, to_json
+from hybridc.tuning.measure import Measured, measure_kernels
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TuningJob:
+    """Choices to build with, and how long to measure more.
+
+    Attributes:
+        path: The file.
+        file: What it holds, or will hold.
+        seconds: Time to measure kernels that are not in the file; ``None`` to measure none.
+    """
+
+    path: Path
+    file: TuningFile
+    seconds: float | None = None
+
+
+def tuned_target(target: Target, device: Device, job: TuningJob | None) -> Target:
+    """A device's target with a job's choices, if they are for it."""
+    if job is None or not isinstance(target, TunableTarget) or code_for(device) != job.file.code:
+        return target
+    return target.with_tuning(job.file.tuning())
+
+
+def open_tuning(path: Path, seconds: float | None, devices: Sequence[Device]) -> TuningJob:
+    """Read a tuning file, or begin one where ``seconds`` says that kernels are to be measured.
+
+    Raises:
+        UsageError: The file is damaged or for something else, or the devices cannot be tuned.
+        DeviceError: Kernels are to be measured that this machine cannot run.
+    """
+    codes = _codes(devices)
+    if seconds is None or path.exists():
+        file = read_file(path)
+        if file.code not in codes:
+            check_code(file, path, next(iter(codes)))
+        return TuningJob(path, file, _checked(seconds, codes, file.code))
+    code = next(iter(codes))
+    return TuningJob(path, TuningFile(SCHEMA, code, "", 0), _checked(seconds, codes, code))
+
+
+def _codes(devices: Sequence[Device]) -> dict[Code, Device]:
+    """What is built by targets that can be tuned, with a device each.
+
+    Raises:
+        UsageError: Nothing is.
+    """
+    tunable = [d for d in devices if isinstance(find_target(d.kind), TunableTarget)]
+    if not tunable:
+        kinds = ", ".join(dict.fromkeys(device.kind for device in devices))
+        raise UsageError(
+            f"--tuning and --tune are for CPUs, by the target llvm, and not yet for {kinds}"
+        )
+    codes: dict[Code, Device] = {}
+    for device in tunable:
+        codes.setdefault(code_for(device), device)
+    return codes
+
+
+def _checked(seconds: float | None, codes: dict[Code, Device], code: Code) -> float | None:
+    """The seconds, if this machine can run the code.
+
+    Raises:
+        DeviceError: It cannot.
+    """
+    device = codes[code]
+    reason = None if seconds is None else why_not(device_spec(device, ()))
+    if reason is not None:
+        raise DeviceError(
+            f"--tune cannot measure kernels for {device.name} here: {reason}; tune on a machine "
+            "that can run them, and give the file with --tuning"
+        )
+    return seconds
+
+
+def tune(
+    job: TuningJob,
+    placed: Placed,
+    target_of: Callable[[Device], Target],
+    progress: Progress = lambda _line: None,
+) -> tuple[TuningJob, list[str]]:
+    """Measure kernels of a placed model, as far as there is time, and write the file.
+
+    Args:
+        job: What was asked for.
+        placed: The model.
+        target_of: The target that builds for a device.
+        progress: Takes a line.
+
+    Returns:
+        The job with the choices, and notes on what was measured.
+    """
+    if job.seconds is None:
+        return job, []
+    known = {entry.problem for entry in job.file.kernels}
+    kernels = [one for one in _kernels(job, placed, target_of) if one.problem not in known]
+    progress(f"[4/6] measuring {len(kernels)} kernels, for {job.seconds:g} s at most")
+    use_threads(available_threads())
+    measured = list(measure_kernels(kernels, job.seconds))
+    (cpu,) = find_target("llvm").probe()
+    file = job.file.extended(measured, cpu.details["cpu"], available_threads())
+    _write(job.path, to_json(file))
+    return dataclasses.replace(job, file=file, seconds=None), _notes(measured, len(kernels))
+
+
+def _kernels(
+    job: TuningJob, placed: Placed, target_of: Callable[[Device], Target]
+) -> Iterator[TunableKernel]:
+    """The kernels of the parts that the choices are for, each problem once."""
+    found: dict[Problem, TunableKernel] = {}
+    for part, lowered in zip(placed.plan.parts, placed.lowered, strict=True):
+        target = target_of(part.device)
+        if isinstance(target, TunableTarget) and code_for(part.device) == job.file.code:
+            for kernel in target.kernels(lowered, part.device.specification):
+                cost = kernel.cost + (found[kernel.problem].cost if kernel.problem in found else 0)
+                found[kernel.problem] = dataclasses.replace(kernel, cost=cost)
+    yield from found.values()
+
+
+def _notes(measured: Sequence[Measured], count: int) -> list[str]:
+    better = sum(one.times != one.first for one in measured)
+    notes = [f"{len(measured)} kernels were measured, and {better} of them got another choice"]
+    if len(measured) < count:
+        left = count - len(measured)
+        notes.append(f"{left} kernels were not: time was up; the same command again goes on")
+    return notes
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the file in one go.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    try:
+        with replacing(path) as beside:
+            beside.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the tuning: {error}") from error
