@@ -26,9 +26,11 @@ from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_vector
 from hybridc.targets.llvm.schedules.winograd import schedule_winograd  # noqa: E402
 from hybridc.targets.llvm.schedules.winograd_tiles import (  # noqa: E402
     MARGIN,
+    SCRATCH_BYTES,
     choose_chunking,
     chunking_of,
     fastest,
+    input_bytes,
     tiles_of,
 )
 from hybridc.targets.llvm.schedules.winograd_transforms import (  # noqa: E402
@@ -203,6 +205,16 @@ def test_large_layers_are_transformed(target: str, shape: tuple[int, ...], filte
     assert blocked_cycles(after, cpu) * MARGIN < blocked_cycles(before, cpu)
     chunking = choose_chunking(after, cpu)
     assert chunking.chunks * chunking.groups >= 8
+
+
+@pytest.mark.parametrize("channels", [64, 512, 3000])
+@pytest.mark.parametrize("size", SIZES)
+def test_scratch_is_limited(cpu: Cpu, channels: int, size: int) -> None:
+    lanes, shape = cpu.vector_bytes // 4, (4, channels, 64, 64)
+    found = wanted(shape, 64, (1, 1, 1, 1), lanes, size=size, vectors=1)
+    chunking = choose_chunking(found, cpu)
+    kept = chunking.chunks if chunking.is_shared else 1
+    assert kept * input_bytes(found, cpu, chunking.tiles) <= SCRATCH_BYTES
 
 
 def test_other_layers_stay_direct(cpu: Cpu) -> None:

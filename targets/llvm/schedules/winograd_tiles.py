@@ -22,9 +22,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, Tiling, choose_tiling
+from hybridc.targets.llvm.schedules.blocked_tiles import (
+    Geometry,
+    Tiling,
+    choose_tiling,
+    problem_of,
+)
 from hybridc.targets.llvm.schedules.emitter import CACHE_BYTES
 from hybridc.targets.llvm.schedules.winograd_transforms import SIZES, TAPS
+from hybridc.targets.tuning import Figures, figures, require
 
 INPUT_CYCLES = 8
 """For each element of a vector's worth of transformed tiles: loads, two transforms, store."""
@@ -39,7 +45,10 @@ TRAFFIC_BYTES = 8
 """Bytes that arrive from behind the second-level cache in a cycle, when they are read again."""
 
 MAX_TILES = 64
-"""Tiles of a chunk, at most: what a task keeps for them is its own."""
+"""Tiles of a chunk, at most."""
+
+SCRATCH_BYTES = 4 * 1024 * 1024
+"""Transformed inputs that a task, or all of them together, may keep."""
 
 MAX_VECTORS = 6
 """Vectors of a panel, at most."""
@@ -115,17 +124,23 @@ def can_transform(geometry: Geometry) -> bool:
 
 
 def fastest(direct: Geometry, cpu: Cpu) -> Geometry:
-    """A direct convolution, or the same by Winograd's algorithm where that seems faster."""
+    """A direct convolution, or the same by Winograd's algorithm where that is, or seems, faster."""
     if not can_transform(direct):
         return direct
+    problem = problem_of(direct)
+    tuned = cpu.tuning.choice(problem)
+    if tuned is not None:
+        numbers = dict(tuned)
+        if "winograd" not in numbers:
+            return direct
+        known = {figures(winograd=g.winograd, vectors=g.vectors): g for g in _transformed(direct)}
+        found = figures(winograd=numbers["winograd"], vectors=numbers.get("vectors", 0))
+        return require(problem, found, known)
     weights = TAPS**2 * direct.channels * direct.blocks * cpu.vector_bytes
     cycles = direct.batch * direct.panels * choose_tiling(direct, cpu, True).cycles
     best, limit = direct, cycles + weights / TRAFFIC_BYTES
     for size in SIZES:
-        choices = [
-            dataclasses.replace(direct, winograd=size, vectors=vectors)
-            for vectors in range(1, min(direct.blocks, MAX_VECTORS) + 1)
-        ]
+        choices = [g for g in _transformed(direct) if g.winograd == size]
         choice = min(choices, key=lambda g: choose_chunking(g, cpu).shared)
         cycles = choose_chunking(choice, cpu).cycles
         if cycles * MARGIN < limit:
@@ -133,9 +148,46 @@ def fastest(direct: Geometry, cpu: Cpu) -> Geometry:
     return best
 
 
+def _transformed(direct: Geometry) -> Iterator[Geometry]:
+    """A direct convolution by Winograd's algorithm, in all sizes of tiles and panels."""
+    for size in SIZES:
+        for vectors in range(1, min(direct.blocks, MAX_VECTORS) + 1):
+            yield dataclasses.replace(direct, winograd=size, vectors=vectors)
+
+
+def rank_winograd(direct: Geometry, cpu: Cpu) -> dict[Figures, float]:
+    """The best chunking for each size of tiles and panels with its cycles, best first."""
+    if cpu.strict_math or not can_transform(direct):
+        return {}
+    prices = []
+    for geometry in _transformed(direct):
+        chunking = choose_chunking(geometry, cpu.untuned)
+        prices.append((chunking.shared, choice_of(geometry, chunking)))
+    return {choice: cycles for cycles, choice in sorted(prices)}
+
+
+def choice_of(geometry: Geometry, chunking: Chunking) -> Figures:
+    """How Winograd's algorithm computes a geometry, in a tuning."""
+    return figures(
+        winograd=geometry.winograd,
+        vectors=geometry.vectors,
+        tiles=chunking.tiles,
+        panels=chunking.panels,
+        is_shared=chunking.is_shared,
+    )
+
+
 @lru_cache(maxsize=4096)
 def choose_chunking(geometry: Geometry, cpu: Cpu) -> Chunking:
-    """The chunks and groups that need the fewest cycles in the mean of some numbers of threads."""
+    """The chunks and groups that were measured to be best, or else seem fastest.
+
+    That is by the cycles in the mean of some numbers of threads.
+    """
+    problem = problem_of(geometry)
+    tuned = cpu.tuning.choice(problem)
+    if tuned and set(figures(winograd=geometry.winograd, vectors=geometry.vectors)) <= set(tuned):
+        known = {choice_of(geometry, one): one for one in _chunkings(geometry, cpu)}
+        return require(problem, tuned, known)
     return min(_chunkings(geometry, cpu), key=lambda chunking: chunking.shared)
 
 
@@ -144,14 +196,24 @@ def _chunkings(geometry: Geometry, cpu: Cpu) -> Iterator[Chunking]:
     sizes = {-(-total // -(-total // most)) for most in range(1, min(total, MAX_TILES) + 1)}
     shares = {-(-geometry.panels // groups) for groups in range(1, geometry.panels + 1)}
     for tiles in sorted(sizes):
+        inputs = input_bytes(geometry, cpu, tiles)
+        if inputs > SCRATCH_BYTES and tiles > 1:
+            return
         for panels in sorted(shares):
-            for is_shared in (False, True):
-                yield chunking_of(geometry, cpu, (tiles, panels), is_shared)
+            yield chunking_of(geometry, cpu, (tiles, panels), False)
+            if -(-total // tiles) * inputs <= SCRATCH_BYTES:
+                yield chunking_of(geometry, cpu, (tiles, panels), True)
+
+
+def input_bytes(geometry: Geometry, cpu: Cpu, tiles: int) -> int:
+    """Memory for the transformed inputs of some tiles."""
+    blocks = -(-geometry.channels // geometry.lanes)
+    return (geometry.winograd + TAPS - 1) ** 2 * blocks * tiles * cpu.vector_bytes
 
 
 @lru_cache(maxsize=1024)
 def _tiling(geometry: Geometry, cpu: Cpu, tiles: int) -> Tiling:
-    return choose_tiling(product_geometry(geometry, tiles), cpu, False)
+    return choose_tiling(product_geometry(geometry, tiles), cpu.untuned, False)
 
 
 def chunking_of(geometry: Geometry, cpu: Cpu, sizes: tuple[int, int], is_shared: bool) -> Chunking:
@@ -167,7 +229,7 @@ def chunking_of(geometry: Geometry, cpu: Cpu, sizes: tuple[int, int], is_shared:
     is_kept = panels * weights <= CACHE_BYTES
     again = 0 if is_kept else chunks - 1
     cycles += g.panels * weights * (1 / MEMORY_BYTES + again / TRAFFIC_BYTES)
-    inputs = positions * blocks * tiles * cpu.vector_bytes
+    inputs = input_bytes(g, cpu, tiles)
     if inputs > 2 * CACHE_BYTES:
         cycles += chunks * g.panels * inputs / TRAFFIC_BYTES
     elif is_shared and chunks * inputs > 2 * CACHE_BYTES:
