@@ -12,8 +12,9 @@ from contextlib import contextmanager
 
 import onnx
 import onnx_ir as ir
+from hybridc.passes.drop_stale_shapes import DropStaleShapes
 from hybridc.passes.fold_constants import constant_nodes, is_stored_small
-from hybridc.passes.infer_shapes import has_long_vector
+from hybridc.passes.infer_shapes import InferShapes, has_long_vector
 from hybridc.passes.isolation import in_child
 
 from hybridc.bundle.dtypes import NARROW
@@ -49,6 +50,7 @@ class Simplify(ir.passes.FunctionalPass):
             if value.const_value is not None
         )
         unfit = _computes_more(model.graph) or _computes_narrow(model.graph)
+        unfit |= any(map(_is_misread, ir.traversal.RecursiveGraphIterator(model.graph)))
         unfit |= any(map(is_stored_small, model.graph))  # onnxsim would make floats of them
         if total > MAX_BYTES or unfit or has_long_vector(model):
             return ir.passes.PassResult(model.clone(), modified=False)
@@ -61,7 +63,9 @@ class Simplify(ir.passes.FunctionalPass):
                 simplified = _simplify(proto)
         onnx.checker.check_model(simplified)
         _check_interface(proto.graph, simplified.graph)
-        return ir.passes.PassResult(ir.from_proto(simplified), modified=True)
+        result = ir.from_proto(simplified)
+        _check_shapes(model, result)
+        return ir.passes.PassResult(result, modified=True)
 
 
 def _simplify(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -92,6 +96,19 @@ def _computes_narrow(graph: ir.Graph) -> bool:
     )
 
 
+def _is_misread(node: ir.Node) -> bool:
+    """Whether a node reduces what one of its kind reduced and only one of them keeps the rank.
+
+    onnxsim 0.8.1 makes one node of both that keeps, or loses, the axes of both.
+    """
+    if not node.op_type.startswith("Reduce") or node.inputs[0] is None:
+        return False
+    before = node.inputs[0].producer()
+    if before is None or before.op_type != node.op_type:
+        return False
+    return len({bool(each.attributes.get_int("keepdims", 1)) for each in (before, node)}) > 1
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep onnxsim's native code from writing to this process's output, which is for results."""
@@ -116,6 +133,18 @@ def _check_interface(before: onnx.GraphProto, after: onnx.GraphProto) -> None:
         new = [(value.name, _element_type(value)) for value in getattr(after, kind)]
         if old != new:
             raise ir.passes.PostconditionError(f"onnxsim changed the model's {kind}s")
+
+
+def _check_shapes(before: ir.Model, after: ir.Model) -> None:
+    """Refuse outputs of other shapes: those that inference finds, whatever onnxsim wrote down."""
+    inferred = InferShapes()(DropStaleShapes()(after.clone())).model
+    for old, new in zip(before.graph.outputs, inferred.graph.outputs, strict=True):
+        shapes = [value.shape for value in (old, new)]
+        known = all(shape is not None and shape.is_static() for shape in shapes)
+        if known and shapes[0] != shapes[1]:
+            raise ir.passes.PostconditionError(
+                f"onnxsim changed the shape of output {old.name!r}: {shapes[0]} to {shapes[1]}"
+            )
 
 
 def _element_type(value: onnx.ValueInfoProto) -> int:

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -110,3 +112,27 @@ def test_shapes_that_a_simplifier_writes_are_not_believed(monkeypatch, operator,
     after, notes = run_all(model)
     assert not notes
     assert_same_results(model, after, {"x": random(*dims)})
+
+
+@pytest.mark.parametrize("operator", ["ReduceMin", "ReduceMean", "ReduceL2"])
+@pytest.mark.parametrize(("first", "second"), [*itertools.product([0, 1], repeat=2)])
+def test_reductions_of_reductions_keep_their_rank(operator, first, second):
+    """onnxsim 0.8.1 makes one of both that keeps the axes of both, or of none."""
+    nodes = [
+        node(operator, "x", "a", axes=[1], keepdims=first),
+        node(operator, "a", "y", axes=[0], keepdims=second),
+    ]
+    shape = ([1] if second else []) + ([1] if first else []) + [6]
+    model = make_model(nodes, {"x": (4, 5, 6)}, {"y": shape}, opset=17)
+    after, notes = run_all(model)
+    assert not notes
+    assert_same_results(model, after, {"x": random(4, 5, 6)})
+
+
+def test_a_result_of_another_shape_is_refused(monkeypatch):
+    model = make_model([node("Relu", "x", "y")], {"x": (4, 5)}, {"y": (4, 5)})
+    other = make_model([node("Flatten", "x", "y", axis=0)], {"x": (4, 5)}, {"y": (4, 5)})
+    monkeypatch.setattr(simplify, "_simplify", lambda _model: other)
+    monkeypatch.setattr(onnx.checker, "check_model", lambda _model: None)
+    with pytest.raises(ir.passes.PostconditionError, match="shape of output 'y'"):
+        Simplify()(ir.from_proto(model))
