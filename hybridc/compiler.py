@@ -48,7 +48,7 @@ from hybridc.runtime.machine import why_not
 from hybridc.runtime.parts import SESSION_KIND, load_part
 from hybridc.runtime.tensors import to_tensor
 from hybridc.targets.protocol import Device, Target
-from hybridc.targets.registry import find_target
+from hybridc.targets.registry import find_target, strict_target
 from hybridc.tuning.tune import TuningJob, tune, tuned_target
 
 DEFAULT_TOLERANCE = 1e-4
@@ -77,6 +77,7 @@ class Options:
             process without other threads.
         verify: Whether to compare with the reference and run the bundle at the end.
         tuning: Choices that were measured, and how long to measure more.
+        strict_math: Whether kernels may change sums in nothing but their order.
     """
 
     devices: tuple[Device, ...]
@@ -96,6 +97,7 @@ class Options:
     isolate: bool = False
     verify: bool = True
     tuning: TuningJob | None = None
+    strict_math: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,12 @@ def build(
     parts = placed.plan.parts
     tuning, tuning_notes = options.tuning, list[str]()
     if tuning is not None:
-        tuning, tuning_notes = tune(tuning, placed, target_of, progress)
+        tuning, tuning_notes = tune(
+            tuning, placed, lambda device: target_of(device, options), progress
+        )
     progress(f"[4/6] building {len(parts)} part{'s' * (len(parts) != 1)}")
     pool = WeightPool()
-    built_parts = tuple(_build_parts(placed, pool, tuning))
+    built_parts = tuple(_build_parts(placed, pool, options, tuning))
     keep_memory(built_parts, options.rules)
     specs = {
         value: spec_of(value, source.types)
@@ -230,15 +234,17 @@ def make_request(options: Options, dimensions: Mapping[str, Range]) -> Request:
     )
 
 
-def target_of(device: Device) -> Target:
+def target_of(device: Device, options: Options) -> Target:
     """The target that builds for a device."""
-    return find_target(device.kind)
+    return strict_target(find_target(device.kind), options.strict_math)
 
 
-def _build_parts(placed: Placed, pool: WeightPool, tuning: TuningJob | None) -> Iterator[BuiltPart]:
+def _build_parts(
+    placed: Placed, pool: WeightPool, options: Options, tuning: TuningJob | None
+) -> Iterator[BuiltPart]:
     """Build each part; its weights go to ``pool``."""
     for part, lowered in zip(placed.plan.parts, placed.lowered, strict=True):
-        target = tuned_target(target_of(part.device), part.device, tuning)
+        target = tuned_target(target_of(part.device, options), part.device, tuning)
         artifact = target.build(lowered, part.device.specification)
         names = tuple(pool.add(name, array) for name, array in artifact.weights.items())
         yield BuiltPart(part, artifact, names)

@@ -162,6 +162,14 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class StrictTarget(Target, Protocol):
+    """A target with kernels that differ from what the model says by more than the order of sums."""
+
+    def with_strict_math(self) -> Target:
+        """The same target without such kernels."""
+
+
+@runtime_checkable
 class TunableTarget(Target, Protocol):
     """A target whose kernels can be measured with several choices, for compiles to come."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import cast
 
-from hybridc.targets.protocol import Device, Target
+from hybridc.targets.protocol import Device, StrictTarget, Target
 
 from hybridc.errors import UsageError
 
@@ -30,6 +30,13 @@ def find_target(kind: str) -> Target:
         if point.name == kind:
             return cast(Target, point.load())
     raise UsageError(f"there is no target {kind!r}; installed are {', '.join(target_kinds())}")
+
+
+def strict_target(target: Target, strict_math: bool) -> Target:
+    """The target, without kernels for which ``--strict-math`` is not true if that is asked for."""
+    if strict_math and isinstance(target, StrictTarget):
+        return target.with_strict_math()
+    return target
 
 
 def parse_targets(specifications: Sequence[str]) -> tuple[Device, ...]:

@@ -62,6 +62,11 @@ if TYPE_CHECKING:
     "Runtime.",
 )
 @click.option("--no-verify", is_flag=True, help="Do not compare with the reference at the end.")
+@click.option(
+    "--strict-math",
+    is_flag=True,
+    help="Only kernels that change sums in nothing but their order: no Winograd convolutions.",
+)
 @precision_options
 @tuning_options
 @server_options
@@ -74,6 +79,7 @@ def command(
     tolerance: float,
     no_fallback: bool,
     no_verify: bool,
+    strict_math: bool,
     format_: str,
     **values: Any,
 ) -> None:
@@ -99,6 +105,7 @@ def command(
         fallback=not no_fallback,
         isolate=True,
         verify=not no_verify,
+        strict_math=strict_math,
         tuning=read_tuning(values, asked["devices"]),
     )
     server, compile_here = read_server(output, values), compile_function(values)

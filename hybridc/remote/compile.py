@@ -268,7 +268,7 @@ def _key(part: Part) -> tuple[str, ...]:
 
 
 def _built(part: Part, lowered: Lowered, pool: WeightPool, options: Options) -> BuiltPart:
-    target = tuned_target(target_of(part.device), part.device, options.tuning)
+    target = tuned_target(target_of(part.device, options), part.device, options.tuning)
     artifact: Artifact = target.build(lowered, part.device.specification)
     names = tuple(pool.add(name, array) for name, array in artifact.weights.items())
     return BuiltPart(part, artifact, names)

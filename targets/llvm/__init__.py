@@ -19,14 +19,20 @@ class LlvmTarget:
     Attributes:
         kind: Name on the command line.
         tuning: Choices of the schedules that were measured.
+        strict_math: Whether kernels may change sums in nothing but their order.
     """
 
     kind: str = "llvm"
     tuning: Tuning = UNTUNED
+    strict_math: bool = False
 
     def with_tuning(self, tuning: Tuning) -> LlvmTarget:
         """The same, with choices that were measured."""
         return replace(self, tuning=tuning)
+
+    def with_strict_math(self) -> LlvmTarget:
+        """The same, without Winograd's convolutions."""
+        return replace(self, strict_math=True)
 
     def check(self, specification: str) -> None:
         """Refuse a processor that LLVM does not know."""
@@ -46,7 +52,7 @@ class LlvmTarget:
         from hybridc.targets.llvm.build import build
         from hybridc.targets.llvm.cpu import parse_cpu
 
-        cpu = replace(parse_cpu(specification), tuning=self.tuning)
+        cpu = replace(parse_cpu(specification), tuning=self.tuning, strict_math=self.strict_math)
         return build(lowered.module, lowered.weights, cpu)
 
     def kernels(self, lowered: Lowered, specification: str) -> list[TunableKernel]:
@@ -55,7 +61,7 @@ class LlvmTarget:
         from hybridc.targets.llvm.cpu import parse_cpu
         from hybridc.targets.llvm.tunable import tunable_kernels
 
-        cpu = parse_cpu(specification)
+        cpu = replace(parse_cpu(specification), strict_math=self.strict_math)
         return tunable_kernels(make_kernels(lowered.module, lowered.weights, cpu)[0], cpu)
 
     def runtime_library(self, stem: str, specification: str) -> bytes:
