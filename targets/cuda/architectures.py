@@ -5,6 +5,7 @@ A specification is the part after ``cuda:`` on the command line:
     (nothing)              sm_80 and sm_90, and PTX for what is newer
     sm_90                  machine code for compute capability 9.0, and PTX for what is newer
     sm_80,sm_90            machine code for both, and PTX of the newest for what is newer
+    sm_90,tf32             float32 products on tensor cores, with factors rounded to tf32
     sm_90+aarch64          with a host of another architecture, named as for the llvm target
 
 Machine code runs on its own compute capability and on a higher one of the same major version.
@@ -28,6 +29,11 @@ DEFAULT = ("sm_80", "sm_90")
 OLDEST = 75
 """The oldest compute capability that the CUDA 13 compilers make code for."""
 
+TENSOR_CORES = 80
+"""The oldest compute capability with the instructions of the kernels for tensor cores."""
+
+TF32 = "tf32"
+
 _ARCHITECTURE = re.compile(r"sm_(\d+)")
 
 RUNTIME = "libcudart.so.13"
@@ -41,15 +47,18 @@ class Gpu:
     Attributes:
         architectures: nvcc's names in rising order, such as ``sm_90``.
         host: The host's CPU.
+        tf32: Whether products of float32 may round their factors to tf32.
     """
 
     architectures: tuple[str, ...]
     host: Cpu
+    tf32: bool = False
 
     @property
     def name(self) -> str:
         """The specification with the default already resolved."""
-        return f"{','.join(self.architectures)}+{self.host.name}"
+        words = (*self.architectures, *([TF32] if self.tf32 else []))
+        return f"{','.join(words)}+{self.host.name}"
 
     @property
     def device_code(self) -> tuple[str, ...]:
@@ -64,7 +73,10 @@ class Gpu:
     @property
     def limits(self) -> Limits:
         """What a kernel may use on every one of the GPUs."""
-        return Limits(threads=1024, warp=32, shared_bytes=48 * 1024)
+        types = {"float16", "bfloat16", *(["float32"] if self.tf32 else [])}
+        if _capability(self.architectures[0]) < TENSOR_CORES:
+            types = set()
+        return Limits(1024, 32, shared_bytes=48 * 1024, matrix_types=frozenset(types))
 
     @cached_property
     def target(self) -> Any:
@@ -90,7 +102,8 @@ def parse_gpu(specification: str) -> Gpu:
         UsageError: An architecture is not written as nvcc writes it, or is too old.
     """
     devices, _, host = specification.partition("+")
-    names = [name for name in devices.split(",") if name] or list(DEFAULT)
+    words = [word for word in devices.split(",") if word]
+    names = [word for word in words if word != TF32] or list(DEFAULT)
     for name in names:
         match = _ARCHITECTURE.fullmatch(name)
         if match is None:
@@ -100,5 +113,11 @@ def parse_gpu(specification: str) -> Gpu:
             )
         if int(match[1]) < OLDEST:
             raise UsageError(f"{name} is older than sm_{OLDEST}, the oldest that CUDA 13 knows")
-    unique = sorted(set(names), key=lambda name: int(name.removeprefix("sm_")))
-    return Gpu(tuple(unique), parse_cpu(host))
+    unique = tuple(sorted(set(names), key=_capability))
+    if TF32 in words and _capability(unique[0]) < TENSOR_CORES:
+        raise UsageError(f"{unique[0]} has no {TF32}, which came with sm_{TENSOR_CORES}")
+    return Gpu(unique, parse_cpu(host), TF32 in words)
+
+
+def _capability(architecture: str) -> int:
+    return int(architecture.removeprefix("sm_"))

@@ -1,6 +1,7 @@
 """From a Relax module to a shared library with kernels for GPUs.
 
-lowered -> legalize -> fuse -> schedule -> plan memory -> LLVM and CUDA source -> nvcc -> link
+lowered -> pack filters -> legalize -> fuse -> schedule -> plan memory
+        -> LLVM and CUDA source -> nvcc -> link
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 
 import tvm
 from hybridc.targets.cuda.architectures import Gpu
+from hybridc.targets.cuda.filters import channels_innermost
 from hybridc.targets.cuda.nvcc import compile_source
 from hybridc.targets.cuda.pack import packer
 from hybridc.targets.gpu.constants import CUDA, keep_constants
@@ -38,6 +40,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
         DeviceError: No linker for the host's architecture, or no CUDA compiler, is installed.
     """
     link = linker_for(gpu.host)
+    module, weights = channels_innermost(module, weights, gpu.limits.matrix_types)
     module = compiled_graph(module, gpu)
     executable = build_executable(module, gpu.target)
     pack = packer(lambda source: compile_source(source, gpu.architectures), gpu.host)

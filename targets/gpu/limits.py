@@ -14,9 +14,11 @@ class Limits:
         warp: Threads that run in step; 1 if nothing is known of that.
         shared_bytes: Most shared memory.
         types: Element types that the device computes with; ``None`` if all of them.
+        matrix_types: Types of factors whose products go to tensor cores.
     """
 
     threads: int
     warp: int
     shared_bytes: int
     types: frozenset[str] | None = None
+    matrix_types: frozenset[str] = frozenset()

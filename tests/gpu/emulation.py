@@ -7,6 +7,7 @@ when TVM makes source of it; for that there is :func:`divergent_barriers`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tempfile
 from collections.abc import Iterator
@@ -65,8 +66,9 @@ def run_serially(model: onnx.ModelProto, feeds: dict[str, Array], *shapes: str) 
     """Outputs of a model whose kernels are scheduled for a GPU and run on this CPU."""
     gpu = parse_gpu("sm_90")
     lowered, inputs, outputs = lowered_model(model, *shapes)
+    limits = dataclasses.replace(gpu.limits, matrix_types=frozenset())  # no tensor cores here
     with gpu.target:
-        module = lift_scratch(schedule_module(fuse(lowered.module), gpu.target, gpu.limits))
+        module = lift_scratch(schedule_module(fuse(lowered.module), gpu.target, limits))
     module = accept_any_alignment(map_kernels(module, _serial))
     with gpu.host.target:
         executable = build_executable(finalize(module), gpu.host.target)

@@ -14,6 +14,7 @@ from typing import Any
 
 import tvm
 from hybridc.targets.gpu.limits import Limits
+from hybridc.targets.gpu.schedules.fragments import schedule_fragments
 from hybridc.targets.gpu.schedules.grids import never_empty
 from hybridc.targets.gpu.schedules.programs import schedule_program
 from hybridc.targets.gpu.schedules.rows import schedule_rows
@@ -77,4 +78,4 @@ def _is_computed(schedule: Schedule) -> bool:
     return all((is_spatial(b) and store_of(b) is not None) or is_reduction(b) for b in blocks)
 
 
-_RULES: tuple[Rule, ...] = (schedule_tiles, schedule_rows)
+_RULES: tuple[Rule, ...] = (schedule_fragments, schedule_tiles, schedule_rows)

@@ -65,7 +65,7 @@ def _bind(statement: Any, threads: int) -> Any:
         return _grid(statement, threads)
     if isinstance(statement, tirx.SeqStmt) and all(map(_has_parallel_spine, statement.seq)):
         return tirx.SeqStmt([_bind(part, threads) for part in statement.seq])
-    return _launch(_in_order(statement), tirx.IntImm("int64", 1), 1)
+    return launch(_in_order(statement), tirx.IntImm("int64", 1), 1)
 
 
 def _has_parallel_spine(statement: Any) -> bool:
@@ -92,10 +92,10 @@ def _grid(loop: tirx.For, threads: int) -> Any:
     body = _replaced(_in_order(loop.body), loop.loop_var, loop.min + place)
     guarded = tirx.IfThenElse(place < loop.extent, body, None)
     blocks = tirx.floordiv(loop.extent + (threads - 1), threads)
-    return _launch(guarded, blocks, threads, block, thread)
+    return launch(guarded, blocks, threads, block, thread)
 
 
-def _launch(
+def launch(
     body: Any, blocks: Any, threads: int, block: Any | None = None, thread: Any | None = None
 ) -> Any:
     """A kernel: ``body`` under a loop over blocks and one over threads."""

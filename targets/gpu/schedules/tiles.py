@@ -23,25 +23,25 @@ kernel adds up the slices, and computes what follows:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.product import (
+    check_one_to_one,
     index_map,
+    inline_readers,
+    inline_writers,
     normalize,
     only_product,
+    read_index,
     right_along_depth,
 )
 from hybridc.targets.gpu.schedules.stages import bind_elements
 from hybridc.targets.gpu.schedules.tile_choice import DEPTH, SIDE, TILES, rank_tiles
 from hybridc.targets.llvm.schedules.blocks import (
     blocks_of,
-    collect,
     extents_of,
-    is_spatial,
-    store_of,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import s_tir, tirx
@@ -121,8 +121,8 @@ def _in_tiles(
     for stage, rows_first in zip(stages, (True, transposed), strict=True):
         _place(schedule, stage, step, rows_first)
     if cut.slices == 1:
-        _inline_readers(schedule, result)
-        _check_one_to_one(schedule, result)
+        inline_readers(schedule, result)
+        check_one_to_one(schedule, result)
     schedule.decompose_reduction(main, step)
     _overlap(schedule, step)
     _check_complete(schedule)
@@ -153,7 +153,7 @@ def _slice_depth(schedule: Schedule, main: Any, slices: int, limits: Limits) -> 
     schedule.transform_block_layout(partial, index_map(fused, 5))
     schedule.transform_layout(partial, ("write", 0), index_map(fused, 4))
     total = schedule.cache_write(main, 0, "local")
-    _inline_readers(schedule, total)
+    inline_readers(schedule, total)
     thread = bind_elements(schedule, list(schedule.get_loops(total)), total, limits)
     schedule.compute_at(main, thread)
     return partial
@@ -192,9 +192,9 @@ def _stage(
     """
     buffer = schedule.get(schedule.get_sblock(name)).writes[0].source
     reads = [region.source for region in schedule.get(main).reads]
-    index = _read_index(schedule, reads, buffer, name)
+    index = read_index(reads, buffer, name)
     fetch = schedule.cache_read(main, index, "shared")
-    _inline_writers(schedule, fetch)
+    inline_writers(schedule, fetch)
     store = schedule.cache_write(fetch, 0, "shared")
     schedule.set_scope(fetch, 0, "local")
 
@@ -249,56 +249,6 @@ def _overlap(schedule: Schedule, step: Any) -> None:
     """
     schedule.annotate(step, "software_pipeline_stage", [0, 0, 0, 0, 1])
     schedule.annotate(step, "software_pipeline_order", [0, 3, 1, 4, 2])
-
-
-def _read_index(schedule: Schedule, reads: Sequence[Any], buffer: Any, name: str) -> int:
-    """Which of the product's operands a factor is, which may have been padded since."""
-    for index, source in enumerate(reads):
-        if source.same_as(buffer):
-            return index
-    for index, source in enumerate(reads):
-        if str(source.name).startswith(str(buffer.name)):
-            return index
-    raise Misfit(f"the factor {name} is lost")
-
-
-def _inline_writers(schedule: Schedule, block: Any) -> None:
-    """Inline what computes a factor into its fetch."""
-    while True:
-        writers = [w for w in schedule.get_producers(block) if is_spatial(schedule.get(w))]
-        if not writers:
-            return
-        for writer in writers:
-            schedule.compute_inline(writer)
-
-
-def _inline_readers(schedule: Schedule, block: Any) -> None:
-    """Compute what reads the results, one after the other, where they are written."""
-    while True:
-        readers = list(schedule.get_consumers(block))
-        if not readers:
-            return
-        if len(readers) > 1 or not is_spatial(schedule.get(readers[0])):
-            raise Misfit("the results are read by more than one")
-        schedule.reverse_compute_inline(readers[0])
-
-
-def _check_one_to_one(schedule: Schedule, block: Any) -> None:
-    """Refuse a block that writes several results to one place.
-
-    An axis of the results that is shorter than the threads gives none of its index to what a
-    thread counts; TVM inlines what reads it all the same.
-    """
-    node = schedule.get(block)
-    store = store_of(node)
-    used = (
-        {variable for index in store.indices for variable in collect(index, tirx.Var)}
-        if store
-        else ()
-    )
-    for axis in node.iter_vars:
-        if int(axis.dom.extent) > 1 and axis.var not in used:
-            raise Misfit("an axis of the tile that the results lack")
 
 
 def _check_complete(schedule: Schedule) -> None:

@@ -1,0 +1,103 @@
+"""Filters of convolutions with channels innermost, where kernels for tensor cores want them.
+
+A step of such a kernel takes some channels of one position of the filter, so that one condition per
+step says whether a pixel is inside the image, and that neighbors along the step are neighbors in
+memory. Filters are rewritten here, at compile time:
+
+    conv2d(data, filters)  ->  conv2d(data, filters', kernel_layout="OHWI")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tvm
+from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
+from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
+from tvm import relax
+
+from hybridc.bundle.tensors import Array
+
+PLAIN, INNERMOST = "OIHW", "OHWI"
+
+MIN_CHANNELS = 16
+"""Filters with fewer channels stay as they are."""
+
+
+def channels_innermost(
+    module: tvm.IRModule, weights: Mapping[str, Array], types: frozenset[str]
+) -> tuple[tvm.IRModule, Mapping[str, Array]]:
+    """The module and its weights with filters rewritten.
+
+    Args:
+        module: A Relax module whose ``main`` takes the weights as one tuple, last.
+        weights: Their arrays by name, in order.
+        types: Types of filters that are rewritten.
+    """
+    names = weight_names(module, weights)
+    chosen = {
+        binding.var: names[binding.value.args[1]]
+        for binding in bindings_of(module["main"])
+        if _is_chosen(getattr(binding, "value", None), names, types)
+    }
+    if not chosen:
+        return module, weights
+    packed = weights_left(module, weights, names, chosen)
+    for name in chosen.values():
+        packed[_packed_name(name)] = np.ascontiguousarray(weights[name].transpose(0, 2, 3, 1))
+    writer = MainWriter(module, packed)
+    return writer.written(lambda block: _written(block, writer, names, chosen)), packed
+
+
+def _packed_name(name: str) -> str:
+    return f"{name}.{INNERMOST}"
+
+
+def _is_chosen(value: Any, names: Mapping[Any, str], types: frozenset[str]) -> bool:
+    """Whether a value is a convolution whose filters are rewritten."""
+    if getattr(getattr(value, "op", None), "name", "") != "relax.nn.conv2d":
+        return False
+    filters, attributes = value.args[1], value.attrs
+    if filters not in names or str(filters.ty.dtype) not in types:
+        return False
+    if attributes.kernel_layout != PLAIN or int(attributes.groups) != 1:
+        return False
+    _, channels, height, width = sizes_of(filters)
+    return channels >= MIN_CHANNELS and height * width > 1
+
+
+def _written(
+    block: Any, writer: MainWriter, names: Mapping[Any, str], chosen: Mapping[Any, str]
+) -> Any:
+    """A block of bindings with its convolutions rewritten."""
+    bindings: list[Any] = []
+    for binding in block.bindings:
+        variable = binding.var
+        if variable in chosen:
+            item = writer.item(_packed_name(chosen[variable]))
+            filters = type(variable)(f"{variable.name}_filters", writer.type_of(item))
+            bindings.append(relax.VarBinding(filters, item))
+            value = _convolution(binding.value, filters)
+            bindings.append(relax.VarBinding(variable, value))
+        elif variable not in names:
+            bindings.append(binding)
+        elif names[variable] in writer.weights:
+            bindings.append(relax.VarBinding(variable, writer.item(names[variable])))
+    return type(block)(bindings)
+
+
+def _convolution(call: Any, filters: Any) -> Any:
+    attributes = call.attrs
+    return relax.op.nn.conv2d(
+        call.args[0],
+        filters,
+        strides=list(map(int, attributes.strides)),
+        padding=list(map(int, attributes.padding)),
+        dilation=list(map(int, attributes.dilation)),
+        data_layout=attributes.data_layout,
+        kernel_layout=INNERMOST,
+        out_layout=attributes.out_layout,
+        out_dtype=str(attributes.out_dtype),
+    )

@@ -1,0 +1,233 @@
+"""CUDA functions for products on tensor cores, each as its name and its source.
+
+Memory is counted in words of 32 bits: one float32 number, or two neighbors in depth of a type of 16
+bits. The kernels of :mod:`.fragment_kernel` call these functions with pointers, so that TVM puts in
+no barriers of its own. A place in a kernel's own memory is a buffer and an index, so that TVM sees
+all of the buffer in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.backend.cuda.op import cuda_func_call
+
+_VECTORS = {1: "unsigned", 2: "uint2", 4: "uint4"}
+
+_SHAPES = {
+    "float16": "m16n8k16.row.col.f32.f16.f16.f32",
+    "bfloat16": "m16n8k16.row.col.f32.bf16.bf16.f32",
+    "float32": "m16n8k8.row.col.f32.tf32.tf32.f32",
+}
+"""The instruction for each type of the factors; float32 is rounded to tf32."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the device.
+
+    Attributes:
+        name: What it is called by.
+        source: Its definition.
+        result: Type of what it returns.
+    """
+
+    name: str
+    source: str
+    result: str = "void"
+
+    def __call__(self, *arguments: Any) -> Any:
+        """A call as an expression."""
+        return cuda_func_call(
+            self.name, *arguments, source_code=self.source, return_type=self.result
+        )
+
+    def run(self, *arguments: Any) -> Any:
+        """A call as a statement."""
+        return tirx.Evaluate(self(*arguments))
+
+
+def fetch_words(words: int) -> Function:
+    """``(to, at, from, index, when)``: move 1, 2 or 4 words of aligned memory into registers.
+
+    A load is one instruction, also where it has a condition, so that many are on their way at once;
+    without the condition zeros are moved.
+    """
+    name = f"hybridc_fetch_{words}"
+    outputs = ", ".join(f'"=r"(to[at + {index}])' for index in range(words))
+    clear = " ".join(f"mov.b32 %{index}, 0;" for index in range(words))
+    registers = ", ".join(f"%{index}" for index in range(words))
+    target = registers if words == 1 else "{" + registers + "}"
+    vector = "" if words == 1 else f".v{words}"
+    body = f"""
+template <typename Element>
+__device__ __forceinline__ void {name}(
+    unsigned* to, int at, const Element* from, long long index, int when) {{
+#ifdef __CUDA_ARCH__
+  asm volatile("{{.reg .pred p; setp.ne.s32 p, %{words + 1}, 0; {clear} "
+               "@p ld.global.nc{vector}.b32 {target}, [%{words}];}}"
+               : {outputs} : "l"(from + index), "r"(when));
+#else
+  __builtin_memset(to + at, 0, {4 * words});
+  if (when) __builtin_memcpy(to + at, from + index, {4 * words});
+#endif
+}}
+"""
+    return Function(name, body)
+
+
+def fetch_pair() -> Function:
+    """``(to, at, from, first, is_first, second, is_second)``: two elements of 16 bits as a word."""
+    name = "hybridc_fetch_pair"
+    load = "setp.ne.s32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1];"
+    body = f"""
+template <typename Element>
+__device__ __forceinline__ void {name}(
+    unsigned* to, int at, const Element* from,
+    long long first, int is_first, long long second, int is_second) {{
+  unsigned short low = 0, high = 0;
+#ifdef __CUDA_ARCH__
+  asm volatile("{{.reg .pred p; {load}}}" : "=h"(low) : "l"(from + first), "r"(is_first));
+  asm volatile("{{.reg .pred p; {load}}}" : "=h"(high) : "l"(from + second), "r"(is_second));
+#else
+  if (is_first) __builtin_memcpy(&low, from + first, 2);
+  if (is_second) __builtin_memcpy(&high, from + second, 2);
+#endif
+  to[at] = low | static_cast<unsigned>(high) << 16;
+}}
+"""
+    return Function(name, body)
+
+
+def write_words(words: int) -> Function:
+    """``(to, from)``: move results, so many words, from registers to aligned memory."""
+    name = f"hybridc_write_{words}"
+    body = f"""
+__device__ __forceinline__ void {name}(void* to, const void* from) {{
+  {_VECTORS[words]} value;
+  __builtin_memcpy(&value, from, sizeof(value));
+  *reinterpret_cast<{_VECTORS[words]}*>(to) = value;
+}}
+"""
+    return Function(name, body)
+
+
+def pack_word(dtype: str) -> Function:
+    """Elements that are neighbors in depth as one word: ``(first, second)``, or ``(only)``."""
+    if dtype == "float32":
+        body = """
+__device__ __forceinline__ unsigned hybridc_word_float32(float value) {
+  return __float_as_uint(value);
+}
+"""
+        return Function("hybridc_word_float32", body, "uint32")
+    name = f"hybridc_word_{dtype}"
+    element = {"float16": "half", "bfloat16": "nv_bfloat16"}[dtype]
+    body = f"""
+__device__ __forceinline__ unsigned {name}({element} first, {element} second) {{
+  unsigned short low, high;
+  __builtin_memcpy(&low, &first, 2);
+  __builtin_memcpy(&high, &second, 2);
+  return low | static_cast<unsigned>(high) << 16;
+}}
+"""
+    return Function(name, body, "uint32")
+
+
+def store_row(dtype: str, words: int) -> Function:
+    """``(to, at, from, first)``: move words that are neighbors in depth to shared memory."""
+    name = f"hybridc_store_row_{dtype}_{words}"
+    return Function(
+        name,
+        _store(name, dtype, words, [f"from[first + {index}]" for index in range(words)], "first"),
+    )
+
+
+def store_columns(dtype: str) -> Function:
+    """``(to, at, from, first, second)``: move two columns of a row of words to shared memory.
+
+    For types of 16 bits, what comes in are two columns at one depth, and two at the next.
+    """
+    name = f"hybridc_store_columns_{dtype}"
+    words = ["from[first]", "from[second]"]
+    if dtype != "float32":
+        words = [f"__byte_perm({', '.join(words)}, {parts})" for parts in ("0x5410", "0x7632")]
+    return Function(name, _store(name, dtype, 2, words, "first", "second"))
+
+
+def _store(name: str, dtype: str, count: int, words: list[str], *sources: str) -> str:
+    parameters = ", ".join(f"int {source}" for source in sources)
+    lines = [f"  unsigned words[{count}] = {{{', '.join(words)}}};"]
+    if dtype == "float32":
+        lines.append(
+            f"  for (int i = 0; i < {count}; ++i)\n"
+            '    asm("cvt.rna.tf32.f32 %0, %0;" : "+r"(words[i]));'
+        )
+    vector = _VECTORS[count]
+    lines += [
+        f"  {vector} value;",
+        "  __builtin_memcpy(&value, words, sizeof(value));",
+        f"  *reinterpret_cast<{vector}*>(to + at) = value;",
+    ]
+    return (
+        f"\n__device__ __forceinline__ void {name}(\n"
+        f"    unsigned* to, int at, const unsigned* from, {parameters}) {{\n"
+        + "\n".join(lines)
+        + "\n}\n"
+    )
+
+
+def multiply(
+    dtype: str, rows: int, words: int, left: tuple[int, int], right: tuple[int, int]
+) -> Function:
+    """``(sums, tiles, left, right, lane)``: add a warp's products of one step to its sums.
+
+    Fragments of 16 rows and of 8 columns are multiplied, of which a warp has ``rows`` and 4. A lane
+    holds the words of rows ``lane / 4`` and 8 more, and of depths ``lane % 4`` and 4 more.
+
+    Args:
+        dtype: Type of the factors.
+        rows: Fragments of rows.
+        words: Depth of the step.
+        left: Words from one row of the left factor to the next, and from one depth to the next.
+        right: The same for columns of the right factor.
+    """
+    name = f"hybridc_multiply_{dtype}_{rows}_{words}_{left[0]}_{left[1]}_{right[0]}_{right[1]}"
+    body = f"""
+__device__ __forceinline__ void {name}(
+    float* sums, const unsigned* tiles, int left_at, int right_at, int lane) {{
+  const unsigned* left = tiles + left_at;
+  const unsigned* right = tiles + right_at;
+  left += (lane / 4) * {left[0]} + (lane % 4) * {left[1]};
+  right += (lane / 4) * {right[0]} + (lane % 4) * {right[1]};
+#pragma unroll
+  for (int depth = 0; depth < {words}; depth += 8) {{
+    unsigned a[{rows}][4], b[4][2];
+#pragma unroll
+    for (int row = 0; row < {rows}; ++row)
+#pragma unroll
+      for (int part = 0; part < 4; ++part)
+        a[row][part] = left[(row * 16 + part % 2 * 8) * {left[0]}
+                            + (depth + part / 2 * 4) * {left[1]}];
+#pragma unroll
+    for (int column = 0; column < 4; ++column)
+#pragma unroll
+      for (int part = 0; part < 2; ++part)
+        b[column][part] = right[column * 8 * {right[0]} + (depth + part * 4) * {right[1]}];
+#pragma unroll
+    for (int row = 0; row < {rows}; ++row)
+#pragma unroll
+      for (int column = 0; column < 4; ++column) {{
+        float* c = sums + (row * 4 + column) * 4;
+        asm volatile("mma.sync.aligned.{_SHAPES[dtype]} "
+                     "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[row][0]), "r"(a[row][1]), "r"(a[row][2]), "r"(a[row][3]),
+                       "r"(b[column][0]), "r"(b[column][1]));
+      }}
+  }}
+}}
+"""
+    return Function(name, body)

@@ -1,0 +1,287 @@
+"""Kernels for products on tensor cores, written out as statements.
+
+    sum[b, m, n] = sum over k of left(b, m, k) * right(b, n, k)
+
+A block of threads computes one tile of the sums, step by step along k. A step's factors lie in
+shared memory, which has room for two steps: while one is multiplied, the next is on its way.
+
+    fetch step 0;  store it in half 0;  barrier
+    each step:     fetch the next;  multiply this one;  store the next in the other half;  barrier
+
+Where there are few tiles and k is long, k is cut into slices; a second kernel adds up the slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hybridc.targets.gpu.schedules.factors import Product
+from hybridc.targets.gpu.schedules.fragment_choice import WARP_COLUMNS, Cut
+from hybridc.targets.gpu.schedules.fragment_functions import multiply, write_words
+from hybridc.targets.gpu.schedules.fragment_moves import (
+    Move,
+    Side,
+    registers_for,
+)
+from hybridc.targets.gpu.schedules.programs import launch
+from hybridc.targets.llvm.schedules.statements import int64, sequence, serial_loop
+from tvm import DataType, sym, tirx
+from tvm.ir import Range
+
+LANES = 32
+
+TOTAL_THREADS = 128
+"""Threads of a block that adds up slices."""
+
+NEIGHBORS = 8
+"""Results of a row that a lane has side by side."""
+
+Finish = Callable[[Sequence[Any], Any], tuple[Any, Any, list[Any]]]
+"""From the place of a sum and the sum to a buffer, a value and its indices."""
+
+
+def write_kernels(product: Product, cut: Cut) -> tuple[list[Any], list[Any]]:
+    """The kernels of a product, and the buffers between them.
+
+    Args:
+        product: What is computed.
+        cut: How it is cut.
+    """
+
+    def finish(place: Sequence[Any], total: Any) -> tuple[Any, Any, list[Any]]:
+        value, indices = product.result(place, total)
+        return product.store.buffer, value, indices
+
+    writer = _Writer.of(product, cut)
+    batch, rows, columns, _ = product.shape
+    if cut.slices == 1:
+        return [writer.kernel(finish, product.width())], []
+    partial = tirx.decl_buffer((cut.slices, batch, rows, columns), "float32", "slices")
+
+    def keep(place: Sequence[Any], total: Any) -> tuple[Any, Any, list[Any]]:
+        return partial, total, [writer.slice, *place]
+
+    width = min(columns & -columns, 4)
+    return [writer.kernel(keep, width), _total(product, cut.slices, partial, finish)], [partial]
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes the kernel that multiplies.
+
+    Attributes:
+        product: What is computed.
+        cut: How it is cut.
+        steps: Steps of a slice.
+        moves: How both factors get to shared memory.
+        shared: That memory, two halves.
+        sums: A thread's sums: by fragment of rows, fragment of columns, and as the instruction
+            has them.
+        analyzer: Knows how far the variables go.
+        block: Number of the block.
+        thread: Number of the thread in it.
+    """
+
+    product: Product
+    cut: Cut
+    steps: int
+    moves: tuple[Move, Move]
+    shared: Any
+    sums: Any
+    analyzer: sym.Analyzer
+    block: Any
+    thread: Any
+
+    @classmethod
+    def of(cls, product: Product, cut: Cut) -> _Writer:
+        """A writer with all buffers declared."""
+        sides = (
+            Side(product.left, cut.rows, cut.words, is_right=False),
+            Side(product.right, cut.columns, cut.words, is_right=True),
+        )
+        depth = product.shape[3]
+        step = cut.words * sides[0].packed
+        steps = -(-depth // (step * cut.slices))
+        shared = _buffer(2 * sum(side.size for side in sides), "uint32", "tiles", "shared")
+        block, thread = tirx.Var("block", "int64"), tirx.Var("thread", "int64")
+        analyzer = sym.Analyzer()
+        analyzer.bind(thread, Range(int64(0), int64(cut.threads)))
+        within = steps * step * cut.slices == depth
+
+        def move(side: Side) -> Move:
+            registers = _buffer(registers_for(side, cut.threads), "uint32", "next", "local")
+            return Move(side, cut.threads, thread, registers, shared, analyzer, within)
+
+        sums = _buffer(cut.warp_rows * WARP_COLUMNS // LANES, "float32", "sums", "local")
+        moves = (move(sides[0]), move(sides[1]))
+        return cls(product, cut, steps, moves, shared, sums, analyzer, block, thread)
+
+    @property
+    def _tiles(self) -> tuple[int, int]:
+        _, rows, columns, _ = self.product.shape
+        return -(-rows // self.cut.rows), -(-columns // self.cut.columns)
+
+    @property
+    def slice(self) -> Any:
+        """Number of the block's slice."""
+        down, across = self._tiles
+        return self.block // (across * down * self.product.shape[0])
+
+    @property
+    def _batch(self) -> Any:
+        down, across = self._tiles
+        return self.block // (across * down) % self.product.shape[0]
+
+    @property
+    def _corner(self) -> tuple[Any, Any]:
+        """First row and column of the block's tile."""
+        down, across = self._tiles
+        return self.block // across % down * self.cut.rows, self.block % across * self.cut.columns
+
+    @property
+    def _half(self) -> int:
+        return sum(move.side.size for move in self.moves)
+
+    def kernel(self, finish: Finish, width: int) -> Any:
+        """The kernel.
+
+        Args:
+            finish: What is done with a sum.
+            width: How many results of a row are written at once.
+        """
+        down, across = self._tiles
+        blocks = self.cut.slices * self.product.shape[0] * down * across
+        self.analyzer.bind(self.block, Range(int64(0), int64(blocks)))
+        zero, count = tirx.const(0.0, "float32"), int(self.sums.shape[0])
+        registers = [move.registers for move in self.moves]
+        body = [tirx.AllocBuffer(buffer) for buffer in (self.shared, self.sums, *registers)]
+        body += [tirx.BufferStore(self.sums, zero, [int64(i)]) for i in range(count)]
+        body += [*self._fetch(int64(0)), *self._store(int64(0)), _barrier()]
+        body += [serial_loop(self.steps, self._step, "step"), *self._results(finish, width)]
+        return launch(sequence(body), int64(blocks), self.cut.threads, self.block, self.thread)
+
+    def _step(self, step: Any) -> Any:
+        multiplied = self._multiply(step % 2)
+        if self.steps == 1:
+            return multiplied
+        more = step < self.steps - 1
+        fetch = tirx.IfThenElse(more, sequence(self._fetch(step + 1)), None)
+        store = tirx.IfThenElse(more, sequence(self._store((step + 1) % 2)), None)
+        return sequence([fetch, multiplied, store, _barrier()])
+
+    def _fetch(self, step: Any) -> list[Any]:
+        """Bring a step's factors into registers."""
+        depth = (self.slice * self.steps + step) * (self.cut.words * self.moves[0].side.packed)
+        origins = zip(self.moves, self._corner, strict=True)
+        return [part for move, row in origins for part in move.fetch(self._batch, row, depth)]
+
+    def _store(self, half: Any) -> list[Any]:
+        """Move what was fetched to shared memory."""
+        left, right = self.moves
+        start = half * self._half
+        return [*left.store(start), *right.store(start + left.side.size)]
+
+    @property
+    def _warp(self) -> tuple[Any, Any]:
+        """First row and column of the warp in its tile."""
+        warp, across = self.thread // LANES, self.cut.columns // WARP_COLUMNS
+        return warp // across * self.cut.warp_rows, warp % across * WARP_COLUMNS
+
+    def _multiply(self, half: Any) -> Any:
+        sides = [move.side for move in self.moves]
+        strides = [side.strides for side in sides]
+        starts = (half * self._half, half * self._half + sides[0].size)
+        places = [
+            self.analyzer.simplify(start + place * stride[0])
+            for start, place, stride in zip(starts, self._warp, strides, strict=True)
+        ]
+        function = multiply(
+            self.product.left.dtype, self.cut.warp_rows // 16, self.cut.words, *strides
+        )
+        return function.run(self.sums, self.shared, *places, self.thread % LANES)
+
+    def _results(self, finish: Finish, width: int) -> list[Any]:
+        """What is done with a thread's sums, row by row."""
+        lane = self.thread % LANES
+        (row, column), (down, across) = self._corner, self._warp
+        row, column = row + down + lane // 4, column + across + lane % 4 * NEIGHBORS
+        return [
+            self._row(finish, width, (fragment, part), row + fragment * 16 + part * 8, column)
+            for fragment in range(self.cut.warp_rows // 16)
+            for part in range(2)
+        ]
+
+    def _row(
+        self, finish: Finish, width: int, place: tuple[int, int], row: Any, column: Any
+    ) -> Any:
+        """The results of one row; ``place`` is its fragment, and which half of that."""
+        _, rows, columns, _ = self.product.shape
+        parts = []
+        for start in range(0, NEIGHBORS, width):
+            stores = [
+                finish((self._batch, row, column + index), self._sum(place, index))
+                for index in range(start, start + width)
+            ]
+            part = self._write(stores)
+            if columns % self.cut.columns:
+                part = tirx.IfThenElse(column + start < columns, part, None)
+            parts.append(part)
+        body = sequence(parts)
+        return tirx.IfThenElse(row < rows, body, None) if rows % self.cut.rows else body
+
+    def _sum(self, place: tuple[int, int], index: int) -> Any:
+        fragment, part = place
+        number = (fragment * 4 + index // 2) * 4 + part * 2 + index % 2
+        return tirx.BufferLoad(self.sums, [int64(number)])
+
+    def _write(self, stores: Sequence[tuple[Any, Any, list[Any]]]) -> Any:
+        """Write results that are neighbors in memory."""
+        buffer = stores[0][0]
+        places = [list(map(self.analyzer.simplify, indices)) for _, _, indices in stores]
+        words, rest = divmod(len(stores) * int(DataType(str(buffer.dtype)).bits), 32)
+        if len(stores) == 1 or rest:
+            pairs = zip(stores, places, strict=True)
+            return sequence([tirx.BufferStore(buffer, store[1], place) for store, place in pairs])
+        local = _buffer(len(stores), str(buffer.dtype), "results", "local")
+        values = [
+            tirx.BufferStore(local, value, [int64(index)])
+            for index, (_, value, _) in enumerate(stores)
+        ]
+        target = tirx.address_of(tirx.BufferLoad(buffer, places[0]))
+        return sequence([tirx.AllocBuffer(local), *values, write_words(words).run(target, local)])
+
+
+def _total(product: Product, slices: int, partial: Any, finish: Finish) -> Any:
+    """The kernel that adds up slices, and does what follows the product."""
+    batch, rows, columns, _ = product.shape
+    count = batch * rows * columns
+    block, thread = tirx.Var("block", "int64"), tirx.Var("thread", "int64")
+    number = block * TOTAL_THREADS + thread
+    place = [number // (rows * columns), number // columns % rows, number % columns]
+    total, at = _buffer(1, "float32", "total", "local"), [int64(0)]
+    before = tirx.BufferLoad(total, at)
+
+    def add(piece: Any) -> Any:
+        return tirx.BufferStore(total, before + tirx.BufferLoad(partial, [piece, *place]), at)
+
+    buffer, value, indices = finish(place, before)
+    body = [
+        tirx.AllocBuffer(total),
+        tirx.BufferStore(total, tirx.const(0.0, "float32"), at),
+        serial_loop(slices, add, "slice"),
+        tirx.BufferStore(buffer, value, indices),
+    ]
+    inside = sequence(body)
+    if count % TOTAL_THREADS:
+        inside = tirx.IfThenElse(number < count, inside, None)
+    return launch(inside, int64(-(-count // TOTAL_THREADS)), TOTAL_THREADS, block, thread)
+
+
+def _buffer(size: int, dtype: str, name: str, scope: str) -> Any:
+    return tirx.decl_buffer((size,), dtype, name, scope=scope)
+
+
+def _barrier() -> Any:
+    return tirx.Evaluate(tirx.op.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))

@@ -1,0 +1,131 @@
+// CUDA source on a CPU: the threads of a block take turns, and meet at barriers.
+//
+// A thread runs until a barrier or a product of its warp, and gives way to the next. Blocks run one
+// after the other. A block whose threads do not all meet at the same barriers ends with an error.
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+using uint = unsigned;
+using half = _Float16;
+
+struct alignas(8) uint2 {
+  uint x, y;
+};
+struct alignas(16) uint4 {
+  uint x, y, z, w;
+};
+struct dim {
+  int x;
+};
+
+namespace machine {
+
+struct Operands {
+  float* sums;
+  const uint* left;
+  const uint* right;
+};
+
+inline dim block, thread;
+inline std::vector<ucontext_t> threads;
+inline std::vector<Operands> operands;
+inline ucontext_t scheduler;
+inline std::vector<int> met;
+
+inline void meet() {
+  int self = thread.x;
+  ++met[self];
+  swapcontext(&threads[self], &scheduler);
+  thread.x = self;
+}
+
+// Products of fragments of 16 rows and 8 columns, whose words are converted by `Number`.
+template <typename Number>
+void multiply(float* sums, const uint* left, const uint* right) {
+  constexpr int packed = 4 / sizeof(Number);
+  int self = thread.x, lane = self % 32, warp = self - lane;
+  operands[self] = {sums, left, right};
+  meet();
+  for (int part = 0; part < 4; ++part) {
+    int row = lane / 4 + part / 2 * 8, column = lane % 4 * 2 + part % 2;
+    for (int word = 0; word < 8; ++word) {
+      Number a[packed], b[packed];
+      int other = row % 8 * 4 + word % 4;
+      std::memcpy(a, &operands[warp + other].left[row / 8 + word / 4 * 2], 4);
+      std::memcpy(b, &operands[warp + column * 4 + word % 4].right[word / 4], 4);
+      for (int i = 0; i < packed; ++i) sums[part] += float(a[i]) * float(b[i]);
+    }
+  }
+  meet();
+}
+
+// Runs a block; gives 0 if all threads met at all barriers.
+inline int run_block(int count, void (*kernel)(void)) {
+  constexpr size_t stack = 256 * 1024;
+  std::unique_ptr<char[]> memory(new char[count * stack]);
+  threads.assign(count, {});
+  operands.assign(count, {});
+  met.assign(count, 0);
+  std::vector<ucontext_t> ends(count);
+  std::vector<char> done(count, 0);
+  static std::vector<char>* finished;
+  static void (*body)(void);
+  finished = &done, body = kernel;
+  for (int i = 0; i < count; ++i) {
+    getcontext(&threads[i]);
+    threads[i].uc_stack.ss_sp = memory.get() + i * stack;
+    threads[i].uc_stack.ss_size = stack;
+    threads[i].uc_link = &scheduler;
+    makecontext(&threads[i], +[] {
+      body();
+      (*finished)[thread.x] = 1;
+    }, 0);
+  }
+  for (int left = count; left;) {
+    for (int i = 0; i < count; ++i) {
+      if (done[i]) continue;
+      thread.x = i;
+      swapcontext(&scheduler, &threads[i]);
+      left -= done[i];
+    }
+    for (int i = 0; i < count; ++i)
+      if (met[i] != met[0] || done[i] != done[0]) return 1;
+  }
+  return 0;
+}
+
+}  // namespace machine
+
+#define threadIdx machine::thread
+#define blockIdx machine::block
+#define __syncthreads machine::meet
+
+inline uint __float_as_uint(float value) {
+  uint bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+inline uint __byte_perm(uint first, uint second, uint parts) {
+  uint64_t bytes = first | uint64_t(second) << 32;
+  uint result = 0;
+  for (int i = 0; i < 4; ++i) result |= uint(bytes >> (parts >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
+}
+
+inline half __float2half_rn(float value) { return half(value); }
+inline half max(half a, half b) { return a > b ? a : b; }
+inline float max(float a, float b) { return a > b ? a : b; }
+
+// Round to the 10 bits behind the point that tf32 has, halves away from zero.
+inline void round_to_tf32(uint& bits) { bits = (bits + 0x1000) & ~0x1fffu; }
