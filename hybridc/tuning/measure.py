@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hybridc.targets.tuning import Figures, Problem, Run, TunableKernel
 
-FEW = 8
+FEW = 6
 """Candidates of a kernel."""
 
 ROUNDS, FEWEST_ROUNDS = 15, 5

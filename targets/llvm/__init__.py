@@ -62,7 +62,8 @@ class LlvmTarget:
         from hybridc.targets.llvm.tunable import tunable_kernels
 
         cpu = replace(parse_cpu(specification), strict_math=self.strict_math)
-        return tunable_kernels(make_kernels(lowered.module, lowered.weights, cpu)[0], cpu)
+        module, weights = make_kernels(lowered.module, lowered.weights, cpu)
+        return tunable_kernels(module, sum(array.nbytes for array in weights.values()), cpu)
 
     def runtime_library(self, stem: str, specification: str) -> bytes:
         """A library of TVM's runtime for the CPU's architecture."""

@@ -3,14 +3,19 @@
 A kernel on packed weights is built anew for each choice, since the packing follows from the choice,
 with a maximum in place of what the model does behind it. Others are scheduled as the model has
 them.
+
+Between two calls of a kernel, a model reads all its other weights, and there may be more of them
+than a cache keeps. So a kernel alone takes turns with as many copies of its weights.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +25,21 @@ from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.kernels import blocked_convolution, weight_shape
 from hybridc.targets.llvm.layout.products import packed_product
-from hybridc.targets.llvm.schedules import blocked_tiles, conv2d, matmul, schedule_function
+from hybridc.targets.llvm.layout.winograd import winograd_convolution, winograd_weight_shape
+from hybridc.targets.llvm.schedules import (
+    blocked_tiles,
+    conv2d,
+    matmul,
+    schedule_function,
+    winograd_tiles,
+)
 from hybridc.targets.llvm.schedules.blocked_convolution import operands_of
 from hybridc.targets.llvm.schedules.blocked_tiles import BLOCKED, Geometry
 from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.packed_product import PRODUCT
+from hybridc.targets.llvm.schedules.winograd import WINOGRAD
 from hybridc.targets.llvm.schedules.written import annotated_anchor
 from hybridc.targets.tuning import Figures, Problem, Run, TunableKernel, Tuning
 from tvm import relax, te, tirx
@@ -34,16 +47,24 @@ from tvm.s_tir import Schedule
 
 from hybridc.bundle.tensors import Array
 
-_EXPRESSIONS = {BLOCKED: blocked_convolution, PRODUCT: packed_product}
-"""Definitions of kernels on packed weights."""
+MOST_BYTES = 32 * 2**20
+"""Copies of weights for one candidate, at most."""
 
 
-def tunable_kernels(module: tvm.IRModule, cpu: Cpu) -> list[TunableKernel]:
-    """The kernels of a module before they are scheduled; those of the same problem are one."""
+def tunable_kernels(module: tvm.IRModule, weight_bytes: int, cpu: Cpu) -> list[TunableKernel]:
+    """The kernels of a module before they are scheduled; those of the same problem are one.
+
+    Args:
+        module: Kernels, fused, and a ``main`` that calls them.
+        weight_bytes: Size of all its weights.
+        cpu: The processor.
+    """
     calls = _count_calls(module["main"])
     found: dict[Problem, TunableKernel] = {}
     for variable, function in module.functions.items():
-        kernel = _kernel(function, cpu) if isinstance(function, tirx.PrimFunc) else None
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        kernel = _kernel(function, min(weight_bytes, MOST_BYTES), cpu)
         if kernel is not None and calls[variable.name_hint]:
             known = found[kernel.problem].cost if kernel.problem in found else 0.0
             cost = kernel.cost * calls[variable.name_hint] + known
@@ -63,9 +84,9 @@ def _count_calls(main: relax.Function) -> Counter[str]:
     return calls
 
 
-def _kernel(function: tirx.PrimFunc, cpu: Cpu) -> TunableKernel | None:
+def _kernel(function: tirx.PrimFunc, weight_bytes: int, cpu: Cpu) -> TunableKernel | None:
     """A kernel with its candidates; ``None`` if there is nothing to choose."""
-    for find in (_packed, _convolution, _product):
+    for find in (partial(_packed, weight_bytes), _convolution, _product):
         try:
             kernel = find(function, cpu)
         except (Misfit, RuntimeError, ValueError, TypeError, ArithmeticError):
@@ -74,26 +95,57 @@ def _kernel(function: tirx.PrimFunc, cpu: Cpu) -> TunableKernel | None:
     return None
 
 
-def _packed(function: tirx.PrimFunc, cpu: Cpu) -> TunableKernel:
-    """A convolution or a product on packed weights."""
+def _packed(weight_bytes: int, function: tirx.PrimFunc, cpu: Cpu) -> TunableKernel:
+    """A convolution or a product on packed weights, by any algorithm."""
     schedule = Schedule(tvm.IRModule({"main": function}))
     kinds = {kind for block in blocks_of(schedule) for kind in schedule.get(block).annotations}
-    (kind,) = kinds & set(_EXPRESSIONS)
+    (kind,) = kinds & {BLOCKED, PRODUCT, WINOGRAD}
     anchor, sizes = annotated_anchor(schedule, kind)
     geometry = Geometry(*sizes)
-    data = _sizes(operands_of(anchor)[0])
-    choices = blocked_tiles.rank_choices(geometry, cpu)
+    direct = dataclasses.replace(geometry, winograd=0)
+    own = _own_choice(geometry, cpu)
+    costs = blocked_tiles.rank_choices(direct, cpu)
+    if kind != PRODUCT:
+        costs |= winograd_tiles.rank_winograd(direct, cpu)
+    others = sorted((cost, choice) for choice, cost in costs.items() if choice != own)
+    choices = {own: costs[own], **{choice: cost for cost, choice in others}}
+    data = _sizes(operands_of(anchor)[0]) if kind != WINOGRAD else _blocked_input(geometry)
 
     def stand_in(choice: Figures) -> tirx.PrimFunc:
-        chosen = dataclasses.replace(geometry, vectors=dict(choice)["vectors"])
-        shapes = (data, weight_shape(chosen))
-        tensors = [te.placeholder([_int(n) for n in shape], "float32") for shape in shapes]
-        product = _EXPRESSIONS[kind](chosen, *tensors)
-        zero = tirx.const(0, "float32")
-        result = te.compute(product.shape, lambda *at: tirx.max(product(*at), zero), name="finish")
-        return te.create_prim_func([*tensors, result])
+        return _stand_in(direct, dict(choice), data, kind == PRODUCT)
 
-    return _tunable(blocked_tiles.problem_of(geometry), choices, 1, stand_in, cpu)
+    return _tunable(blocked_tiles.problem_of(geometry), choices, 1, stand_in, cpu, weight_bytes)
+
+
+def _own_choice(geometry: Geometry, cpu: Cpu) -> Figures:
+    """How a geometry is computed without measurements."""
+    if geometry.winograd:
+        chunking = winograd_tiles.choose_chunking(geometry, cpu)
+        return winograd_tiles.choice_of(geometry, chunking)
+    return blocked_tiles.choice_of(geometry, blocked_tiles.choose_tiling(geometry, cpu, True))
+
+
+def _blocked_input(geometry: Geometry) -> Sequence[int]:
+    """Shape of the blocked data of a convolution over two axes."""
+    g = geometry
+    return (g.batch, -(-g.channels // g.source_lanes), g.height, g.width, g.source_lanes)
+
+
+def _stand_in(
+    direct: Geometry, choice: Mapping[str, int], data: Sequence[int], is_product: bool
+) -> tirx.PrimFunc:
+    """A kernel on packed weights, with the packing that a choice asks for."""
+    winograd = choice.get("winograd", 0)
+    geometry = dataclasses.replace(direct, vectors=choice["vectors"], winograd=winograd)
+    define = packed_product if is_product else blocked_convolution
+    weight = weight_shape(geometry)
+    if winograd:
+        define, weight = winograd_convolution, winograd_weight_shape(geometry)
+    tensors = [te.placeholder([_int(n) for n in shape], "float32") for shape in (data, weight)]
+    product = define(geometry, *tensors)
+    zero = tirx.const(0, "float32")
+    result = te.compute(product.shape, lambda *at: tirx.max(product(*at), zero), name="finish")
+    return te.create_prim_func([*tensors, result])
 
 
 def _convolution(function: tirx.PrimFunc, cpu: Cpu) -> TunableKernel:
@@ -143,11 +195,12 @@ def _tunable(
     steps: int,
     function: Callable[[Figures], tirx.PrimFunc],
     cpu: Cpu,
+    weight_bytes: int = 0,
 ) -> TunableKernel:
     def build(choice: Figures) -> Run:
-        return _compiled(_scheduled(function(choice), problem, choice, cpu), cpu)
+        return _compiled(_scheduled(function(choice), problem, choice, cpu), cpu, weight_bytes)
 
-    return TunableKernel(problem, min(choices.values()) * steps, tuple(choices), build)
+    return TunableKernel(problem, next(iter(choices.values())) * steps, tuple(choices), build)
 
 
 def _scheduled(function: tirx.PrimFunc, problem: Problem, choice: Figures, cpu: Cpu) -> Any:
@@ -155,15 +208,22 @@ def _scheduled(function: tirx.PrimFunc, problem: Problem, choice: Figures, cpu: 
     return schedule_function(function, dataclasses.replace(cpu, tuning=tuning))
 
 
-def _compiled(function: tirx.PrimFunc, cpu: Cpu) -> Run:
-    """A scheduled kernel as machine code, with tensors to work on."""
+def _compiled(function: tirx.PrimFunc, cpu: Cpu, weight_bytes: int) -> Run:
+    """A scheduled kernel as machine code, with tensors to work on.
+
+    Its second parameter are weights, of which there are so many bytes, if that is not 0.
+    """
     module = accept_any_alignment(tvm.IRModule({"main": function}))
     kernel = tvm.compile(module, target=cpu.target)["main"]
-    tensors = [tvm.runtime.tensor(array) for array in _arrays(function)]
+    arrays = list(_arrays(function))
+    data, *rest = map(tvm.runtime.tensor, arrays)
+    copies = max(weight_bytes // arrays[1].nbytes, 1)
+    others = [(tvm.runtime.tensor(arrays[1]), *rest[1:]) for _ in range(copies - 1)]
+    operands = itertools.cycle([tuple(rest), *others])
 
     def run(count: int) -> None:
-        for _ in range(count):
-            kernel(*tensors)
+        for tensors in itertools.islice(operands, count):
+            kernel(data, *tensors)
 
     return run
 

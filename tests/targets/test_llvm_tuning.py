@@ -16,7 +16,7 @@ tvm = pytest.importorskip("tvm")
 from hybridc.targets.llvm.build import make_kernels  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
 from hybridc.targets.llvm.layout.products import product_geometry  # noqa: E402
-from hybridc.targets.llvm.schedules import schedule_function  # noqa: E402
+from hybridc.targets.llvm.schedules import schedule_function, winograd_tiles  # noqa: E402
 from hybridc.targets.llvm.schedules.blocked_tiles import (  # noqa: E402
     Geometry,
     choice_of,
@@ -25,6 +25,7 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (  # noqa: E402
     problem_of,
     rank_choices,
 )
+from hybridc.targets.llvm.schedules.winograd_transforms import SIZES  # noqa: E402
 from hybridc.targets.llvm.tunable import tunable_kernels  # noqa: E402
 from hybridc.targets.tuning import Figures, Problem, Tuning, figures  # noqa: E402
 from tvm import relax  # noqa: E402
@@ -39,6 +40,7 @@ from tests.targets.test_llvm_layouts import (  # noqa: E402
 )
 from tests.targets.test_llvm_products import Array, perceptron  # noqa: E402
 from tests.targets.test_llvm_schedules import draw  # noqa: E402
+from tests.targets.test_llvm_winograd import check, kernel_of  # noqa: E402
 
 op = relax.op
 
@@ -120,6 +122,32 @@ def test_every_candidate_gives_right_results(
     check_kernel(choose_vectors(whole, other), shape, filters, other)
 
 
+def test_candidates_of_winograds_algorithm(cpu: Cpu) -> None:
+    """They are followed and give right results; none is offered for strict math."""
+    direct = geometry((1, 16, 9, 11), 40, (3, 3), cpu.vector_bytes // 4, pad=1)
+    ranked = list(winograd_tiles.rank_winograd(direct, cpu))
+    assert {dict(choice)["winograd"] for choice in ranked} == set(SIZES)
+    for choice in ranked[:: len(ranked) // 3]:
+        other = tuned(cpu, problem_of(direct), choice)
+        found = winograd_tiles.fastest(direct, other)
+        chunking = winograd_tiles.choose_chunking(found, other)
+        assert winograd_tiles.choice_of(found, chunking) == choice
+        function, shapes = kernel_of(found)
+        check(schedule_function(function, other), shapes, found, other)
+    assert winograd_tiles.rank_winograd(direct, dataclasses.replace(cpu, strict_math=True)) == {}
+
+
+def test_a_measured_algorithm_is_followed(cpu: Cpu) -> None:
+    large = geometry((1, 64, 56, 56), 64, (3, 3), cpu.vector_bytes // 4, pad=1)
+    assert winograd_tiles.fastest(choose_vectors(large, cpu), cpu).winograd
+    direct = next(iter(rank_choices(large, cpu)))
+    other = tuned(cpu, problem_of(large), direct)
+    assert not winograd_tiles.fastest(choose_vectors(large, other), other).winograd
+    wrong = tuned(cpu, problem_of(large), figures(winograd=3, vectors=1, tiles=1, panels=1))
+    with pytest.raises(UsageError, match="none of its candidates"):
+        winograd_tiles.fastest(choose_vectors(large, wrong), wrong)
+
+
 def plain_kernels(builder: relax.BlockBuilder, x: Any, weight: Callable[[Array], Any]) -> Any:
     """A convolution with a weight that is computed, and a product of two tensors."""
     (kernel,) = draw([(20, 6, 3, 3)], 9)
@@ -135,7 +163,7 @@ def find(
     """The fused module of a network, with the candidates of its one kernel of a kind."""
     module, weights = network(shape, net)
     fused, _ = make_kernels(module, weights, cpu)
-    (kernel,) = [one for one in tunable_kernels(fused, cpu) if one.problem.kind == kind]
+    (kernel,) = [one for one in tunable_kernels(fused, 10_000, cpu) if one.problem.kind == kind]
     return fused, kernel.candidates, kernel.problem
 
 
@@ -171,7 +199,7 @@ def test_kernels_of_a_part(cpu: Cpu) -> None:
     """Equal kernels are one, whose cost is that of all calls; each candidate is other code."""
     module, weights = network((1, 19, 40), perceptron)
     fused, _ = make_kernels(module, weights, cpu)
-    found = [one for one in tunable_kernels(fused, cpu) if one.problem.kind == "blocked"]
+    found = [one for one in tunable_kernels(fused, 10_000, cpu) if one.problem.kind == "blocked"]
     (kernel,) = found
     whole = dataclasses.replace(product_geometry(19, 40, 40, cpu), vectors=1)
     assert kernel.problem == problem_of(whole)
