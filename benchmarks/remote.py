@@ -33,15 +33,19 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import numpy as np
-
 import hybridc
 from hybridc.runtime.arrays import random_inputs
+from hybridc.runtime.remote_encoding import BYTE, HALF, TOLERANCE
 from hybridc.runtime.remote_settings import RemoteSettings
+from hybridc.runtime.samples import relative_error
 
 _CHUNK = 16384
 _QUEUE = 16
 """Chunks that are on their way at most: as a router does, the proxy holds no more."""
+
+
+_LIMITS = {"fp32": 1e-3, "fp16": TOLERANCE[HALF], "int8": TOLERANCE[BYTE]}
+"""Largest relative error of a result, by what crosses."""
 
 
 class Link:
@@ -201,16 +205,17 @@ def measure(
     for megabits in options.megabits:
         for round_trip in options.round_trips:
             link = Link(address, megabits * 1e6 / 8, round_trip / 2e3)
-            here = RemoteSettings((link.address,), plan="local")
-            there = RemoteSettings((link.address,), plan="remote", deadline=120.0)
-            free = RemoteSettings((link.address,), deadline=120.0, probe_seconds=0.5)
+            endpoint = (f"{options.protocol}://{link.address}",)
+            here = RemoteSettings(endpoint, plan="local")
+            there = RemoteSettings(endpoint, plan="remote", deadline=120.0)
+            free = RemoteSettings(endpoint, deadline=120.0, probe_seconds=0.5)
             with contextlib.ExitStack() as stack:
                 models = [
                     stack.enter_context(hybridc.load(path, threads=options.threads, remote=remote))
                     for path, remote in ((edge, here), (everything, there), (edge, free))
                 ]
                 for model in models:
-                    _same(model.run(inputs), expected)
+                    _same(model.run(inputs), expected, _LIMITS[options.precision])
                 _settle(models[2], inputs)
                 times = _best([functools.partial(m.run, inputs) for m in models], options.seconds)
                 status = models[2].status
@@ -241,16 +246,19 @@ def _best(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
     return [min(own) for own in times]
 
 
-def _same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+def _same(actual: dict[str, Any], expected: dict[str, Any], limit: float) -> None:
     for name, array in expected.items():
-        if not np.allclose(actual[name], array, rtol=1e-3, atol=1e-4 * np.abs(array).max()):
-            sys.exit(f"the output {name} is wrong")
+        error = relative_error(actual[name], array)
+        if error > limit:
+            sys.exit(f"the output {name} is wrong by {error:.2g}")
 
 
 def compile_both(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
     """The bundle with its plans, and one that sends everything; both in one repository."""
     common = [f"--shape={text}" for text in options.shape]
     common += ["--remote=server=llvm:host", f"--link=server={options.link}", "--target=llvm:host"]
+    common += [f"--remote-precision={options.precision}"]
+    common += [f"--tolerance={_LIMITS[options.precision]}"]
     common += [f"--repository={folder / 'repository'}", f"--profile=server={options.server}"]
     common += [f"--profile=llvm:0={options.edge}", "--no-fallback"]
     bundles = (folder / "edge.hyb", folder / "all.hyb")
@@ -292,6 +300,8 @@ def main() -> None:
     parser.add_argument("--link", default="20mbit,2ms")
     parser.add_argument("--edge", default="cortex-a76", help="profile of this end")
     parser.add_argument("--server", default="sapphire-rapids", help="profile of the server")
+    parser.add_argument("--protocol", choices=["grpc", "http"], default="grpc")
+    parser.add_argument("--precision", choices=["fp32", "fp16", "int8"], default="fp32")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--megabits", type=float, nargs="+", default=[1, 10, 100, 1000])
     parser.add_argument("--round-trips", type=float, nargs="+", default=[1, 15, 60])
@@ -301,7 +311,8 @@ def main() -> None:
         folder = Path(name)
         bundles = compile_both(options, folder)
         results = []
-        with triton(folder / "repository", options.packages, folder) as (address, _):
+        with triton(folder / "repository", options.packages, folder) as (grpc, http):
+            address = http if options.protocol == "http" else grpc
             for result in measure(bundles, address, options):
                 results.append(result)
                 print(result, flush=True)

@@ -27,11 +27,21 @@ if TYPE_CHECKING:
 
 
 @click.command("compile")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument(
+    "models", metavar="MODEL...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
 @bundle_output_option
 @model_options
 @rule_options
 @cost_options
+@click.option(
+    "--pipe",
+    "pipes",
+    multiple=True,
+    metavar="A:OUTPUT=B:INPUT",
+    help="Feed an output of one model to an input of a later one; both by their files' names. "
+    "Repeatable.",
+)
 @click.option(
     "--plan",
     "plan_file",
@@ -72,8 +82,9 @@ if TYPE_CHECKING:
 @server_options
 @format_option
 def command(
-    model: Path,
+    models: tuple[Path, ...],
     output: Path,
+    pipes: tuple[str, ...],
     plan_file: Path | None,
     samples: tuple[Path, ...],
     tolerance: float,
@@ -83,7 +94,7 @@ def command(
     format_: str,
     **values: Any,
 ) -> None:
-    """Compile the ONNX file MODEL to a bundle.
+    """Compile the ONNX file MODEL to a bundle; or several to one, joined by --pipe.
 
     The bundle holds everything that running it needs. At the end it is loaded in a fresh process
     and its results are compared with ONNX Runtime's; if they differ, nothing is written.
@@ -95,6 +106,7 @@ def command(
       hybridc compile model.onnx -o model.hyb --target llvm:0 --target llvm:1 --pin 'head*=llvm:1'
     """
     from hybridc.compiler import Options
+    from hybridc.frontend.pipe import joined_models
 
     plan = read_plan(plan_file) if plan_file is not None else None
     asked = compile_options(Asked(values, plan))
@@ -109,12 +121,13 @@ def command(
         tuning=read_tuning(values, asked["devices"]),
     )
     server, compile_here = read_server(output, values), compile_function(values)
-    if options.remote is None:
-        report = compile_here(model, output, options, progress())
-    else:
-        from hybridc.remote.compile import compile_hybrid
+    with joined_models(models, pipes) as model:
+        if options.remote is None:
+            report = compile_here(model, output, options, progress())
+        else:
+            from hybridc.remote.compile import compile_hybrid
 
-        report = compile_hybrid(model, output, options, server, progress())
+            report = compile_hybrid(model, output, options, server, progress())
     show(format_, _as_json(report), lambda: _as_lines(report))
 
 
