@@ -140,3 +140,15 @@ def has_device():
 @pytest.mark.parametrize("name", ["packed product", "batched product", "convolution", "one axis"])
 def test_gpu_schedules(name, kind):
     check(name, kind, None, "opencl")
+
+
+@pytest.mark.parametrize("pads", [[0, 0, 0, 1], [0, 1, 0, 0], [1, 2, 0, 0], [0, 1, 0, -1]])
+@pytest.mark.parametrize("operator", ["Exp", "Tanh", "Erf", "Sigmoid"])
+def test_functions_of_what_is_padded(operator, pads):
+    """The padded value is used twice, by the function and by what follows it."""
+    nodes = [node("Pad", "x pads", "t"), node(operator, "t", "f"), node("Mul", "t f", "y")]
+    sizes = [3 + pads[0] + pads[2], 33 + pads[1] + pads[3]]
+    model = make_model(nodes, {"x": (3, 33)}, {"y": sizes}, {"pads": np.array(pads)})
+    feeds = {"x": random(3, 33)}
+    actual = onnx_backend.run_model(model, [feeds["x"]], fallback=False)[0]
+    assert_close({"y": actual}, run_reference(model, feeds))

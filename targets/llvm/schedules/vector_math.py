@@ -21,7 +21,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from hybridc.targets.llvm.schedules.blocks import collect
+from hybridc.targets.llvm.schedules.blocks import collect, is_choice
 from tvm import tirx
 
 EXP = (0.5000000068041875, 0.16666665864585786, 0.04166629362093137, 0.008333497669264682,
@@ -69,7 +69,25 @@ def expand_math(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.BufferStore(store.buffer, value, store.indices)
 
     body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, expand_store))
-    return function.with_body(body)
+    return function.with_body(tvm_ffi.structural_map(body, (tirx.For, _without_stumbling)))
+
+
+def _without_stumbling(loop: tirx.For) -> tirx.For:
+    """A vectorized loop as an ordinary one where TVM's vectorizer would refuse what is bound in it.
+
+    It takes a store with a condition for each lane apart into single lanes, and where there are
+    several it first meets a bound variable twice, with different values.
+    """
+    if loop.kind != tirx.ForKind.VECTORIZED:
+        return loop
+    for store in collect(loop.body, tirx.BufferStore):
+        if collect(store.value, tirx.Let) and _conditions(store) > 1:
+            return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+    return loop
+
+
+def _conditions(store: tirx.BufferStore) -> int:
+    return sum(is_choice(call) for call in collect(store.value, tvm.ir.Call))
 
 
 def _has_bfloat16(store: tirx.BufferStore) -> bool:
