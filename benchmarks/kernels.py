@@ -118,6 +118,7 @@ def run_of_kernel(model: onnx.ModelProto, target: str) -> Callable[[], Any] | No
 
     from hybridc.compiler import Options, plan_model, target_of
     from hybridc.frontend.read import source_of
+    from hybridc.runtime.threads import use_threads
 
     options = Options(parse_targets([target]))
     _, placed, _, _ = plan_model(source_of(model), options)
@@ -126,21 +127,19 @@ def run_of_kernel(model: onnx.ModelProto, target: str) -> Callable[[], Any] | No
     kernels = [k for part in placed.lowered for k in builder.kernels(part, device.specification)]
     if len(kernels) != 1:
         return None
+    use_threads(1)
     run = kernels[0].build(kernels[0].candidates[0])
     return lambda: run(1)
 
 
 def main() -> None:
     """The command line."""
-    from hybridc.runtime.threads import use_threads
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", action="append", choices=[*LIGHT, *CATALOG])
     parser.add_argument("--target", default="llvm:host")
     parser.add_argument("--output", type=Path, default=RESULTS / "kernels.json")
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    use_threads(1)
     rows: dict[str, dict[str, Any]] = {}
     for name in options.model or [*LIGHT, *CATALOG]:
         for text, operations, model in kernels(name):

@@ -213,6 +213,7 @@ def _compiled(function: tirx.PrimFunc, cpu: Cpu, weight_bytes: int) -> Run:
 
     Its second parameter are weights, of which there are so many bytes, if that is not 0.
     """
+    function = function.with_attr("global_symbol", "main")
     module = accept_any_alignment(tvm.IRModule({"main": function}))
     kernel = tvm.compile(module, target=cpu.target)["main"]
     arrays = list(_arrays(function))

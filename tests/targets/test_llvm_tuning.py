@@ -27,7 +27,7 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (  # noqa: E402
 )
 from hybridc.targets.llvm.schedules.winograd_transforms import SIZES  # noqa: E402
 from hybridc.targets.llvm.tunable import tunable_kernels  # noqa: E402
-from hybridc.targets.tuning import Figures, Problem, Tuning, figures  # noqa: E402
+from hybridc.targets.tuning import Figures, Problem, TunableKernel, Tuning, figures  # noqa: E402
 from tvm import relax  # noqa: E402
 
 from hybridc.errors import UsageError  # noqa: E402
@@ -157,14 +157,12 @@ def plain_kernels(builder: relax.BlockBuilder, x: Any, weight: Callable[[Array],
     return builder.emit(op.matmul(builder.emit(op.permute_dims(flat, [1, 0])), flat))
 
 
-def find(
-    cpu: Cpu, shape: Sequence[int], net: Any, kind: str
-) -> tuple[Any, Sequence[Figures], Problem]:
-    """The fused module of a network, with the candidates of its one kernel of a kind."""
+def find(cpu: Cpu, shape: Sequence[int], net: Any, kind: str) -> tuple[Any, TunableKernel]:
+    """The fused module of a network, with its one kernel of a kind."""
     module, weights = network(shape, net)
     fused, _ = make_kernels(module, weights, cpu)
     (kernel,) = [one for one in tunable_kernels(fused, 10_000, cpu) if one.problem.kind == kind]
-    return fused, kernel.candidates, kernel.problem
+    return fused, kernel
 
 
 def outputs(fused: Any, x: Array, weights: Sequence[Array], cpu: Cpu) -> Array:
@@ -184,14 +182,15 @@ def outputs(fused: Any, x: Array, weights: Sequence[Array], cpu: Cpu) -> Array:
 def test_plain_kernels_follow_choices_and_stay_right(kind: str) -> None:
     cpu = parse_cpu("")
     shape = (1, 6, 10, 12)
-    fused, candidates, problem = find(cpu, shape, plain_kernels, kind)
+    fused, kernel = find(cpu, shape, plain_kernels, kind)
     (x,) = draw([shape])
     _, weights = network(shape, plain_kernels)
     arrays = list(weights.values())
     expected = outputs(fused, x, arrays, cpu)
-    step = len(candidates) // 4
-    for choice in candidates[step::step]:
-        got = outputs(fused, x, arrays, tuned(cpu, problem, choice))
+    step = len(kernel.candidates) // 4
+    for choice in kernel.candidates[step::step]:
+        kernel.build(choice)(2)
+        got = outputs(fused, x, arrays, tuned(cpu, kernel.problem, choice))
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
