@@ -18,7 +18,7 @@ demo: system $(STAMP)  ## Read the text in a picture with two compiled models.
 	$(BIN)/python examples/ocr/main.py
 
 test: system $(STAMP) lint types  ## Lint, type-check, and run all tests.
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	HYBRIDC_KERNEL_CACHE=$(CURDIR)/.cache/kernels $(BIN)/python -m pytest -n 2 --dist worksteal
 
 nightly: $(STAMP)  ## Ten thousand random graphs against ONNX Runtime, and calls to a failing server.
 	HYBRIDC_GRAPHS=10000 $(BIN)/python -m pytest tests/graphs

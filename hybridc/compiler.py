@@ -76,6 +76,7 @@ class Options:
         isolate: Whether native code of others may run in child processes, which is safe only in a
             process without other threads.
         verify: Whether to compare with the reference and run the bundle at the end.
+        cache: Folder of built kernels, which targets take from and add to.
         tuning: Choices that were measured, and how long to measure more.
         strict_math: Whether kernels may change sums in nothing but their order.
     """
@@ -96,6 +97,7 @@ class Options:
     fallback: bool = True
     isolate: bool = False
     verify: bool = True
+    cache: Path | None = None
     tuning: TuningJob | None = None
     strict_math: bool = False
 
@@ -236,7 +238,7 @@ def make_request(options: Options, dimensions: Mapping[str, Range]) -> Request:
 
 def target_of(device: Device, options: Options) -> Target:
     """The target that builds for a device."""
-    return strict_target(find_target(device.kind), options.strict_math)
+    return strict_target(find_target(device.kind, options.cache), options.strict_math)
 
 
 def _build_parts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hybridc.targets.tuning import TunableKernel, Tuning
@@ -159,6 +160,14 @@ class Target(Protocol):
 
     def probe(self) -> list[Found]:
         """Devices of this kind on this machine."""
+
+
+@runtime_checkable
+class CachingTarget(Target, Protocol):
+    """A target that can keep what it builds, for later compiles."""
+
+    def with_cache(self, folder: Path) -> Target:
+        """The same target, which keeps it in a folder. What it builds is the same to the byte."""
 
 
 @runtime_checkable

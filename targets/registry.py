@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import cast
 
-from hybridc.targets.protocol import Device, StrictTarget, Target
+from hybridc.targets.protocol import CachingTarget, Device, StrictTarget, Target
 
 from hybridc.errors import UsageError
 
@@ -20,15 +21,18 @@ def target_kinds() -> list[str]:
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
-def find_target(kind: str) -> Target:
-    """The target of that kind.
+def find_target(kind: str, cache: Path | None = None) -> Target:
+    """The target of that kind; one that can, keeps what it builds in the folder ``cache``.
 
     Raises:
         UsageError: None of that kind is installed.
     """
     for point in entry_points(group=GROUP):
         if point.name == kind:
-            return cast(Target, point.load())
+            target = cast(Target, point.load())
+            if cache is not None and isinstance(target, CachingTarget):
+                return target.with_cache(cache)
+            return target
     raise UsageError(f"there is no target {kind!r}; installed are {', '.join(target_kinds())}")
 
 

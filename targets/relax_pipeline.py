@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -74,17 +74,24 @@ def build_executable(module: tvm.IRModule, target: tvm.target.Target) -> relax.V
         return relax.build(module, target, relax_pipeline=_unchanged)
 
 
-def export_library(executable: relax.VMExecutable, link: Link, **options: Any) -> bytes:
+def export_library(
+    executable: relax.VMExecutable, link: Link, objects: Sequence[bytes] = (), **options: Any
+) -> bytes:
     """The bytes of a shared library.
 
     Args:
         executable: What it holds.
         link: Links objects, as TVM's ``export_library`` wants.
-        options: More for that.
+        objects: Object files that it holds, too.
+        options: More for TVM.
     """
     with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
+        files = [Path(folder) / f"kernel{position}.o" for position in range(len(objects))]
+        for file, data in zip(files, objects, strict=True):
+            file.write_bytes(data)
         path = Path(folder) / "part.so"
-        executable.export_library(str(path), fcompile=link, workspace_dir=folder, **options)
+        options = {"addons": list(map(str, files)), "workspace_dir": folder, **options}
+        executable.export_library(str(path), fcompile=link, **options)
         return path.read_bytes()
 
 

@@ -1,14 +1,24 @@
-"""One small compiled model that many tests load; compiled once for all of them."""
+"""One small compiled model that many tests load; compiled once for all of them.
+
+Tests leave the user's cache alone. ``make test`` gives them one of their own, in this folder.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hybridc.targets.llvm.object_cache import VARIABLE
 
 from hybridc.bundle.storage import write_archive
 from tests.models import branched_model, save
 from tests.support import compile_to
+
+
+def pytest_configure() -> None:
+    """Keep no kernels unless the environment has a folder for them."""
+    os.environ.setdefault(VARIABLE, "")
 
 
 @pytest.fixture(scope="session")

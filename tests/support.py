@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 import pytest
+from hybridc.targets.llvm.object_cache import default_folder
 from hybridc.targets.registry import parse_targets
 
 from hybridc.cli.main import main
@@ -88,7 +89,7 @@ def make_options(
         devices=devices,
         shapes=parse_shapes(shapes),
         rules=parse_rules(RuleTexts(pin=pins), [device.name for device in devices]),
-        **{"verify": False, **options},
+        **{"verify": False, "cache": default_folder(), **options},
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hybridc.cli.hybrid import plan_table, read_server, server_options
-from hybridc.cli.options import bundle_output_option
+from hybridc.cli.options import bundle_output_option, cache_options, read_cache
 from hybridc.cli.output import format_option, progress, show, size, table
 from hybridc.cli.placing import (
     Asked,
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     help="Only kernels that change sums in nothing but their order: no Winograd convolutions.",
 )
 @precision_options
+@cache_options
 @tuning_options
 @server_options
 @format_option
@@ -91,6 +92,8 @@ def command(
     no_fallback: bool,
     no_verify: bool,
     strict_math: bool,
+    cache: Path | None,
+    no_cache: bool,
     format_: str,
     **values: Any,
 ) -> None:
@@ -118,6 +121,7 @@ def command(
         isolate=True,
         verify=not no_verify,
         strict_math=strict_math,
+        cache=read_cache(cache, no_cache),
         tuning=read_tuning(values, asked["devices"]),
     )
     server, compile_here = read_server(output, values), compile_function(values)

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from hybridc.errors import UsageError
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -45,3 +47,29 @@ def input_option(function: Function) -> Function:
 def seed_option(function: Function) -> Function:
     """What random inputs are made from, as ``seed``."""
     return click.option("--seed", type=int, default=0, help="Seed of random inputs.")(function)
+
+
+def cache_options(function: Function) -> Function:
+    """Where built kernels are kept, as ``cache`` and ``no_cache``: see :func:`read_cache`."""
+    folder = click.option(
+        "--cache",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="FOLDER",
+        help="Where kernels for CPUs are kept, for compiles to come. Default: "
+        "$HYBRIDC_KERNEL_CACHE, or a folder of the user's.",
+    )
+    none = click.option("--no-cache", is_flag=True, help="Build every kernel, and keep none.")
+    return with_options((folder, none), function)
+
+
+def read_cache(folder: Path | None, none: bool) -> Path | None:
+    """The folder of kernels that the options ask for; ``None`` if they ask for none.
+
+    Raises:
+        UsageError: They contradict each other.
+    """
+    from hybridc.targets.llvm.object_cache import default_folder
+
+    if folder is not None and none:
+        raise UsageError("--cache and --no-cache contradict each other; give one of them")
+    return None if none else folder or default_folder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.targets.protocol import Artifact, Compatibility, Found, Section
@@ -18,13 +19,19 @@ class LlvmTarget:
 
     Attributes:
         kind: Name on the command line.
+        cache: Folder of kernels that were built before; without it all are built.
         tuning: Choices of the schedules that were measured.
         strict_math: Whether kernels may change sums in nothing but their order.
     """
 
     kind: str = "llvm"
+    cache: Path | None = None
     tuning: Tuning = UNTUNED
     strict_math: bool = False
+
+    def with_cache(self, folder: Path) -> LlvmTarget:
+        """The same, with a folder of kernels."""
+        return replace(self, cache=folder)
 
     def with_tuning(self, tuning: Tuning) -> LlvmTarget:
         """The same, with choices that were measured."""
@@ -51,9 +58,11 @@ class LlvmTarget:
         """Compile a Relax module to a shared library."""
         from hybridc.targets.llvm.build import build
         from hybridc.targets.llvm.cpu import parse_cpu
+        from hybridc.targets.llvm.object_cache import ObjectCache
 
+        cache = None if self.cache is None else ObjectCache(self.cache)
         cpu = replace(parse_cpu(specification), tuning=self.tuning, strict_math=self.strict_math)
-        return build(lowered.module, lowered.weights, cpu)
+        return build(lowered.module, lowered.weights, cpu, cache)
 
     def kernels(self, lowered: Lowered, specification: str) -> list[TunableKernel]:
         """The kernels of a Relax module for which there is something to choose."""

@@ -1,7 +1,9 @@
 """From a Relax module to a shared library.
 
-lowered -> pack products -> legalize -> block layouts -> fuse -> schedule
--> relax alignment -> plan memory -> LLVM -> link
+lowered -> pack products -> legalize -> block layouts -> fuse
+-> the graph:   plan memory -> virtual machine
+-> each kernel: schedule -> relax alignment -> LLVM, or out of a cache
+-> link
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from collections.abc import Mapping
 
 import tvm
 from hybridc.targets import relax_pipeline
-from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.detach import detach_kernels, show_views
 from hybridc.targets.llvm.layout import block_layouts
 from hybridc.targets.llvm.layout.products import pack_products
 from hybridc.targets.llvm.link import linker_for
-from hybridc.targets.llvm.schedules import schedule_module
+from hybridc.targets.llvm.object_cache import ObjectCache
+from hybridc.targets.llvm.objects import build_objects
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products
 from hybridc.targets.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
@@ -28,13 +31,19 @@ _EXTRA_FUNCTION = re.compile(r"\btvm\.contrib\.|\bvm\.builtin\.(?:sample|multino
 """Names of functions that live in TVM's second runtime library (sorting, random numbers)."""
 
 
-def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artifact:
+def build(
+    module: tvm.IRModule,
+    weights: Mapping[str, Array],
+    cpu: Cpu,
+    cache: ObjectCache | None = None,
+) -> Artifact:
     """Compile a lowered part for a CPU.
 
     Args:
         module: A Relax module whose ``main`` takes the weights as one tuple, last.
         weights: Their arrays by ONNX name, in order.
         cpu: The processor.
+        cache: Where kernels are kept that were built before.
 
     Returns:
         The library with the weights that it takes, packed for its kernels.
@@ -44,15 +53,16 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Artif
     """
     link = linker_for(cpu)
     with cpu.target:
-        module, weights = make_kernels(module, weights, cpu)
-        module = schedule_module(module, cpu)
-        module = accept_any_alignment(module)
-        module = relax_pipeline.finalize(module)
-    executable = relax_pipeline.build_executable(module, cpu.target)
-    library = relax_pipeline.export_library(executable, link)
-    extra = _EXTRA_FUNCTION.search(module.script(show_meta=False)) is not None
+        fused, weights = make_kernels(module, weights, cpu)
+        graph = relax_pipeline.finalize(show_views(fused, cpu))
+    graph, kernels = detach_kernels(graph, fused)
+    objects = build_objects(kernels, cpu, cache)
+    executable = relax_pipeline.build_executable(graph, cpu.target)
+    library = relax_pipeline.export_library(executable, link, tuple(objects.values()))
+    texts = (graph.script(show_meta=False), *(kernel.text for kernel in kernels.values()))
+    extra = any(map(_EXTRA_FUNCTION.search, texts))
     stems = ("tvm_runtime", "tvm_runtime_extra") if extra else ("tvm_runtime",)
-    return Artifact(library, planned_bytes(module), stems, weights)
+    return Artifact(library, planned_bytes(graph), stems, weights)
 
 
 def make_kernels(
