@@ -1,12 +1,19 @@
 """Latency of hybridc beside PyTorch on an NVIDIA GPU, on the same models and inputs.
 
-    python benchmarks/gpu/engines.py                      all models, batch 1 and 32
+    python benchmarks/gpu/engines.py                      all models, batch 1 and 32, fp32
+    python benchmarks/gpu/engines.py --precision tf32 --precision fp16 --jobs 8
     python benchmarks/gpu/engines.py --model resnet50 --batch 1 --mode reduce-overhead
 
-For each model and batch one process is started. PyTorch's model, with seeded weights, is exported
-to ONNX and compiled by hybridc; then the engines take turns, round by round. Inputs are on the GPU
-before a call, and results are on the host after it. Computes in float32 with TF32 off. Ratios are
-PyTorch's time over hybridc's, medians of the rounds; above 1 hybridc is faster.
+For each model, batch and precision one process is started. PyTorch's model, with seeded weights, is
+exported to ONNX and compiled by hybridc; then the engines take turns, round by round. Inputs are on
+the GPU before a call, and results are on the host after it. Processes prepare ``--jobs`` at a time,
+and measure one by one, when none prepares. Ratios are PyTorch's time over hybridc's, medians of the
+rounds; above 1 hybridc is faster. Errors are relative to the largest result of float32 on the CPU.
+
+    fp32    float32, TF32 off
+    tf32    float32, products with TF32: ``cuda:sm_90,tf32``
+    fp16    hybridc: the model as --precision fp16 makes it, with inputs and outputs in float32;
+            PyTorch: the model and its input as half
 
 Needs a GPU, hybridc[compiler], torch, torchvision, transformers and onnxscript.
 """
@@ -14,6 +21,7 @@ Needs a GPU, hybridc[compiler], torch, torchvision, transformers and onnxscript.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -27,8 +35,10 @@ from typing import Any
 import numpy as np
 
 MODELS = ("resnet50", "squeezenet1_0", "mobilenet_v2", "bert")
+PRECISIONS = ("fp32", "tf32", "fp16")
 MODES = ("eager", "reduce-overhead", "max-autotune")
 TOKENS, WIDTH = 128, 768
+READY = "ready to measure"
 
 Engine = Callable[[], Any]
 
@@ -57,17 +67,22 @@ def make_model(name: str, batch: int) -> tuple[Any, Any]:
     return model.eval(), torch.randn(batch, 3, 224, 224)
 
 
-def hybridc_engine(model: Any, example: Any, folder: Path) -> Engine:
+def hybridc_engine(model: Any, example: Any, precision: str, folder: Path) -> Engine:
     """The model exported, compiled and loaded."""
+    import onnx
     import torch
     from hybridc.targets.registry import parse_targets
 
     import hybridc
     from hybridc.compiler import Options, compile_model
+    from hybridc.precision.quantize import convert_to_half
 
     path = folder / "model.onnx"
     torch.onnx.export(model, (example,), str(path), dynamo=False, opset_version=17)
-    options = Options(devices=parse_targets(["cuda:sm_90"]), fallback=False, verify=False)
+    if precision == "fp16":
+        onnx.save(convert_to_half(onnx.load(path)), path)
+    target = "cuda:sm_90,tf32" if precision == "tf32" else "cuda:sm_90"
+    options = Options(devices=parse_targets([target]), fallback=False, verify=False)
     compile_model(path, folder / "bundle", options)
     loaded = hybridc.load(folder / "bundle")
     (entry,), (result,) = loaded.inputs, loaded.outputs
@@ -112,28 +127,72 @@ def _calls(engine: Engine) -> int:
     return max(1, int(0.04 / (time.perf_counter() - begin)))
 
 
-def measure(name: str, batch: int, modes: list[str], rounds: int) -> dict[str, Any]:
-    """Medians and ratios of one model at one batch."""
+def measure(name: str, batch: int, precision: str, modes: list[str], rounds: int) -> dict[str, Any]:
+    """Medians and ratios of one model at one batch; waits for a line of input to measure."""
     import torch
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
     model, example = make_model(name, batch)
     with torch.inference_mode():
         expected = model(example).numpy()
     with tempfile.TemporaryDirectory() as folder:
-        engines = {"hybridc": hybridc_engine(model, example, Path(folder))}
+        engines = {"hybridc": hybridc_engine(model, example, precision, Path(folder))}
         model = model.cuda()
+        if precision == "fp16":
+            model, example = model.half(), example.half()
         engines |= {mode: torch_engine(model, example, mode) for mode in modes}
         scale = np.abs(expected).max()
         errors = {n: float(np.abs(e() - expected).max() / scale) for n, e in engines.items()}
+        print(READY, flush=True)
+        input()
         times = time_rounds(engines, rounds)
     ratios = {
         mode: statistics.median(a / b for a, b in zip(times[mode], times["hybridc"], strict=True))
         for mode in modes
     }
     medians = {engine: statistics.median(values) for engine, values in times.items()}
-    return {"model": name, "batch": batch, "ms": medians, "ratios": ratios, "errors": errors}
+    found = {"model": name, "batch": batch, "precision": precision}
+    return {**found, "ms": medians, "ratios": ratios, "errors": errors}
+
+
+def start(case: tuple[str, int, str], modes: list[str], rounds: int) -> subprocess.Popen[str]:
+    """A process that measures one case."""
+    name, batch, precision = case
+    command = [sys.executable, __file__, "--one", "--model", name, "--batch", str(batch)]
+    command += ["--precision", precision, "--rounds", str(rounds)]
+    command += [word for mode in modes for word in ("--mode", mode)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(case: tuple[str, int, str], process: subprocess.Popen[str], text: str) -> Any:
+    """The measurements of a process that is ready; ``None`` if it failed."""
+    output, _ = process.communicate("\n")
+    if process.returncode:
+        print(f"{case} failed: {(text + output)[-1500:]}", flush=True)
+        return None
+    row = json.loads(output.splitlines()[-1])
+    times = "  ".join(f"{engine} {ms:.3f} ms" for engine, ms in row["ms"].items())
+    ratios = "  ".join(f"{mode} {ratio:.2f}" for mode, ratio in row["ratios"].items())
+    errors = "  ".join(f"{engine} {error:.1e}" for engine, error in row["errors"].items())
+    name, batch, precision = case
+    print(
+        f"{name:13} batch {batch:2} {precision}  {times}  ratios: {ratios}  errors: {errors}",
+        flush=True,
+    )
+    return row
+
+
+def wait_until_ready(process: subprocess.Popen[str]) -> str:
+    """What a process prints until it is ready, or ends."""
+    lines = []
+    for line in process.stdout or ():
+        if line.strip() == READY:
+            break
+        lines.append(line)
+    return "".join(lines)
 
 
 def main() -> None:
@@ -142,30 +201,27 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--batch", action="append", type=int)
     parser.add_argument("--mode", action="append", choices=MODES)
+    parser.add_argument("--precision", action="append", choices=PRECISIONS)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     models, batches = arguments.model or MODELS, arguments.batch or (1, 32)
     modes = arguments.mode or list(MODES)
+    precisions = arguments.precision or ["fp32"]
     if arguments.one:
-        print(json.dumps(measure(models[0], batches[0], modes, arguments.rounds)))
+        case = (models[0], batches[0], precisions[0])
+        print(json.dumps(measure(*case, modes, arguments.rounds)))
         return
+    cases = list(itertools.product(models, batches, precisions))
     results = []
-    for name in models:
-        for batch in batches:
-            command = [sys.executable, __file__, "--one", "--model", name, "--batch", str(batch)]
-            command += ["--rounds", str(arguments.rounds)]
-            command += [word for mode in modes for word in ("--mode", mode)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                print(f"{name} batch {batch} failed: {done.stderr[-1500:]}", flush=True)
-                continue
-            results.append(json.loads(done.stdout.splitlines()[-1]))
-            row = results[-1]
-            times = "  ".join(f"{engine} {ms:.3f} ms" for engine, ms in row["ms"].items())
-            ratios = "  ".join(f"{mode} {ratio:.2f}" for mode, ratio in row["ratios"].items())
-            print(f"{name:14} batch {batch:2}  {times}  ratios: {ratios}", flush=True)
+    for first in range(0, len(cases), arguments.jobs):
+        group = cases[first : first + arguments.jobs]
+        processes = [start(case, modes, arguments.rounds) for case in group]
+        texts = list(map(wait_until_ready, processes))
+        found = map(finish, group, processes, texts)
+        results += [row for row in found if row is not None]
     if arguments.output:
         arguments.output.write_text(json.dumps(results, indent=1) + "\n")
 

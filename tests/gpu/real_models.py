@@ -1,9 +1,12 @@
 """Compile real models for a GPU and compare them with ONNX Runtime on a CPU.
 
     python -m tests.gpu.real_models cuda:sm_90 [NAME ...] [--jobs 8]
+    python -m tests.gpu.real_models cuda:sm_90 --half --tolerance 0.03
+    python -m tests.gpu.real_models cuda:sm_90,tf32 --tolerance 0.01
 
 Prints one line for each model: its largest error relative to an output's largest magnitude on three
-seeded inputs, over 1e-3 it is WRONG. Without the device it says whether the model compiles. Models
+seeded inputs; over the tolerance it is WRONG. With ``--half`` the model is compiled as
+``--precision fp16`` makes it. Without the device it says whether the model compiles. Models
 come from ``tools/models.py``. The exit code is the number of models that are not right.
 """
 
@@ -15,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,23 @@ CATALOG_MODELS = (
 TOLERANCE = 1e-3
 
 
+@dataclass(frozen=True)
+class Case:
+    """A model to check.
+
+    Attributes:
+        name: Its name.
+        target: What it is compiled for.
+        half: Whether it is converted to 16 bits first.
+        tolerance: Largest error relative to an output's largest magnitude.
+    """
+
+    name: str
+    target: str
+    half: bool
+    tolerance: float
+
+
 def find(name: str) -> tuple[Path, list[dict[str, Any]]]:
     """A model's file, and three sets of inputs."""
     if name in CATALOG_MODELS:
@@ -59,33 +80,44 @@ def find(name: str) -> tuple[Path, list[dict[str, Any]]]:
     return path, [{entry.name: array.astype(np.float32)} for array in randoms]
 
 
-def check(name: str, target: str) -> str:
+def check(case: Case) -> str:
     """One line about a model."""
     try:
-        return f"{name:42} {_outcome(name, target)}"
+        return f"{case.name:42} {_outcome(case)}"
     except Exception as error:
         text = " ".join(str(error).split())
-        return f"{name:42} FAILED {type(error).__name__}: {text[:600]}"
+        return f"{case.name:42} FAILED {type(error).__name__}: {text[:600]}"
 
 
-def _outcome(name: str, target: str) -> str:
-    path, sets = find(name)
+def _outcome(case: Case) -> str:
+    path, sets = find(case.name)
     shapes = [f"{key}={'x'.join(map(str, array.shape))}" for key, array in sets[0].items()]
     options = Options(
-        devices=parse_targets([target]),
-        shapes=parse_shapes(shapes if name in CATALOG["models"] else []),
+        devices=parse_targets([case.target]),
+        shapes=parse_shapes(shapes if case.name in CATALOG["models"] else []),
         fallback=False,
         verify=False,
     )
     with tempfile.TemporaryDirectory() as folder:
-        compile_model(path, Path(folder) / "bundle", options)
+        source = _halved(path, Path(folder)) if case.half else path
+        compile_model(source, Path(folder) / "bundle", options)
         try:
             model = hybridc.load(Path(folder) / "bundle")
         except DeviceError as error:
             return f"compiles; not run: {str(error)[:60]}"
         with model:
             errors = [_error(model.run(feeds), run_reference(path, feeds)) for feeds in sets]
-    return f"{'ok   ' if max(errors) < TOLERANCE else 'WRONG'} {max(errors):8.1e}"
+    return f"{'ok   ' if max(errors) < case.tolerance else 'WRONG'} {max(errors):8.1e}"
+
+
+def _halved(path: Path, folder: Path) -> Path:
+    """The model in 16 bits, in a folder."""
+    import onnx
+
+    from hybridc.precision.quantize import convert_to_half
+
+    onnx.save(convert_to_half(onnx.load(path)), folder / "half.onnx")
+    return folder / "half.onnx"
 
 
 def _error(results: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
@@ -99,12 +131,15 @@ def main() -> int:
     parser.add_argument("target")
     parser.add_argument("names", nargs="*", default=[*LIGHT_MODELS, *CATALOG_MODELS])
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--half", action="store_true", help="in 16 bits")
+    parser.add_argument("--tolerance", type=float, default=TOLERANCE)
     arguments = parser.parse_args()
     failed = 0
     spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     with ProcessPoolExecutor(arguments.jobs, spawn) as pool:
-        targets = [arguments.target] * len(arguments.names)
-        for line in pool.map(check, arguments.names, targets):
+        options = (arguments.target, arguments.half, arguments.tolerance)
+        cases = [Case(name, *options) for name in arguments.names]
+        for line in pool.map(check, cases):
             print(line, flush=True)
             failed += " ok " not in line and "compiles;" not in line
     return failed
