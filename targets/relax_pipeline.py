@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import tvm
+from hybridc.targets.offsets import take_shifts_out
 from tvm import relax, tirx
 
 Link: TypeAlias = Callable[..., None]
@@ -37,7 +38,7 @@ def fuse(module: tvm.IRModule) -> tvm.IRModule:
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
     ]
-    return tvm.transform.Sequential(passes)(module)
+    return map_kernels(tvm.transform.Sequential(passes)(module), take_shifts_out)
 
 
 def finalize(module: tvm.IRModule, *planned: tvm.transform.Pass) -> tvm.IRModule:
