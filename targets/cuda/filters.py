@@ -47,8 +47,12 @@ def channels_innermost(
     packed = weights_left(module, weights, names, chosen)
     for name in chosen.values():
         packed[_packed_name(name)] = np.ascontiguousarray(weights[name].transpose(0, 2, 3, 1))
-    writer = MainWriter(module, packed)
-    return writer.written(lambda block: _written(block, writer, names, chosen)), packed
+    items = {variable: _packed_name(name) for variable, name in chosen.items()}
+
+    def compute(binding: Any, filters: Any) -> Any:
+        return _convolution(binding.value, filters)
+
+    return MainWriter(module, packed).rewritten(names, items, compute), packed
 
 
 def _packed_name(name: str) -> str:
@@ -66,26 +70,6 @@ def _is_chosen(value: Any, names: Mapping[Any, str], types: frozenset[str]) -> b
         return False
     _, channels, height, width = sizes_of(filters)
     return channels >= MIN_CHANNELS and height * width > 1
-
-
-def _written(
-    block: Any, writer: MainWriter, names: Mapping[Any, str], chosen: Mapping[Any, str]
-) -> Any:
-    """A block of bindings with its convolutions rewritten."""
-    bindings: list[Any] = []
-    for binding in block.bindings:
-        variable = binding.var
-        if variable in chosen:
-            item = writer.item(_packed_name(chosen[variable]))
-            filters = type(variable)(f"{variable.name}_filters", writer.type_of(item))
-            bindings.append(relax.VarBinding(filters, item))
-            value = _convolution(binding.value, filters)
-            bindings.append(relax.VarBinding(variable, value))
-        elif variable not in names:
-            bindings.append(binding)
-        elif names[variable] in writer.weights:
-            bindings.append(relax.VarBinding(variable, writer.item(names[variable])))
-    return type(block)(bindings)
 
 
 def _convolution(call: Any, filters: Any) -> Any:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hybridc import onnx_backend
-from hybridc.runtime.opencl import OpenclError, devices
 from tests.models import make_model, node, random, run_reference
 from tests.support import assert_close
+from tests.targets.test_opencl import needs_device
 
 ANCHORS = {
     "packed product": (node("MatMul", "x w", "t"), (6, 40), {"w": random(40, 32)}, (6, 32)),
@@ -128,14 +128,7 @@ def test_cpu_behind_an_activation(name, kind):
     check(name, kind, "Relu", "llvm:host")
 
 
-def has_device():
-    try:
-        return bool(devices())
-    except OpenclError:
-        return False
-
-
-@pytest.mark.skipif(not has_device(), reason="no OpenCL device on this machine")
+@needs_device
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.parametrize("name", ["packed product", "batched product", "convolution", "one axis"])
 def test_gpu_schedules(name, kind):

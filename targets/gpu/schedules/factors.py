@@ -28,6 +28,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     extents_of,
     is_choice,
     realize_of,
+    same_variables,
     store_of,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
@@ -177,8 +178,7 @@ def _factor(schedule: Schedule, main: Any, name: str) -> Element:
     store = store_of(node)
     if store is None or not _is_always(realize_of(schedule, block).predicate):
         raise Misfit("a factor that is not computed by a formula")
-    same = zip(store.indices, axes_of(node), strict=True)
-    if not all(index.same_as(axis) for index, axis in same):
+    if not same_variables(store.indices, axes_of(node)):
         raise Misfit("a factor that is not stored by its axes")
     return Element(tuple(axes_of(node)), tuple(extents_of(node) or ()), store.value)
 

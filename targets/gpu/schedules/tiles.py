@@ -39,10 +39,7 @@ from hybridc.targets.gpu.schedules.product import (
 )
 from hybridc.targets.gpu.schedules.stages import bind_elements
 from hybridc.targets.gpu.schedules.tile_choice import DEPTH, SIDE, TILES, rank_tiles
-from hybridc.targets.llvm.schedules.blocks import (
-    blocks_of,
-    extents_of,
-)
+from hybridc.targets.llvm.schedules.blocks import blocks_of, extents_of
 from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule

@@ -83,6 +83,37 @@ class MainWriter:
         self.builder.update_func(self.module.get_global_var("main"), new)
         return relax.transform.DeadCodeElimination()(self.builder.finalize())
 
+    def rewritten(
+        self,
+        names: Mapping[Any, str],
+        packed: Mapping[Any, str],
+        compute: Callable[[Any, Any], Any],
+    ) -> tvm.IRModule:
+        """The new module where some bindings are computed with a packed weight each.
+
+        Args:
+            names: Name of the weight, by the variable that it is bound to.
+            packed: Name of the packed weight, by the variable of the binding that takes it.
+            compute: From such a binding and the variable of its packed weight to its new value.
+        """
+
+        def block(old: Any) -> Any:
+            bindings: list[Any] = []
+            for binding in old.bindings:
+                variable = binding.var
+                if variable in packed:
+                    item = self.item(packed[variable])
+                    weight = type(variable)(f"{variable.name}_packed", self.type_of(item))
+                    bindings.append(relax.VarBinding(weight, item))
+                    bindings.append(relax.VarBinding(variable, compute(binding, weight)))
+                elif variable not in names:
+                    bindings.append(binding)
+                elif names[variable] in self.weights:
+                    bindings.append(relax.VarBinding(variable, self.item(names[variable])))
+            return type(old)(bindings)
+
+        return self.written(block)
+
     def kernel(
         self,
         name: str,

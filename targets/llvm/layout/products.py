@@ -20,7 +20,7 @@ from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, we
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_vectors
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.packed_product import PRODUCT
-from tvm import relax, te, tirx
+from tvm import te, tirx
 
 from hybridc.bundle.tensors import Array
 
@@ -104,7 +104,12 @@ def pack_products(
         if product.name not in packed:
             packed[product.name] = pack_matrix(weights[product.weight], product.geometry)
     writer = MainWriter(module, packed)
-    return writer.written(lambda block: _written(block, writer, names, products)), packed
+    items = {variable: product.name for variable, product in products.items()}
+
+    def compute(binding: Any, weight: Any) -> Any:
+        return _call(writer, products[binding.var], weight)
+
+    return writer.rewritten(names, items, compute), packed
 
 
 @dataclass(frozen=True)
@@ -145,27 +150,6 @@ def _product(binding: Any, names: Mapping[Any, str], cpu: Cpu) -> _Product | Non
     if math.prod(sizes[:-2]) != 1 or matrix[1] < cpu.vector_bytes // 4:
         return None
     return _Product(data, names[weight], product_geometry(sizes[-2], *matrix, cpu))
-
-
-def _written(
-    block: Any, writer: MainWriter, names: Mapping[Any, str], products: Mapping[Any, _Product]
-) -> Any:
-    """A block of bindings with kernels for its products."""
-    bindings: list[Any] = []
-    for binding in block.bindings:
-        variable = binding.var
-        if variable in products:
-            product = products[variable]
-            item = writer.item(product.name)
-            packed = type(variable)(f"{variable.name}_packed", writer.type_of(item))
-            bindings.append(relax.VarBinding(packed, item))
-            call = _call(writer, product, packed)
-            bindings.append(relax.VarBinding(variable, call))
-        elif variable not in names:
-            bindings.append(binding)
-        elif names[variable] in writer.weights:
-            bindings.append(relax.VarBinding(variable, writer.item(names[variable])))
-    return type(block)(bindings)
 
 
 def _call(writer: MainWriter, product: _Product, packed: Any) -> Any:
