@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from hybridc.placement.plan_file import PlanFile
 from hybridc.placement.problem import LATENCY
 from hybridc.placement.rules import Rules, RuleTexts
 from hybridc.placement.solvers.choose import DEFAULT_SECONDS
+from hybridc.progress import Progress
 from hybridc.reference import Sample, run_reference
 from hybridc.remote.audit import audit
 from hybridc.runtime.arrays import make_inputs, read_arrays
@@ -117,9 +118,6 @@ class Report:
     manifest: Manifest
     notes: tuple[str, ...]
     errors: tuple[Mapping[str, Any], ...]
-
-
-Progress = Callable[[str], None]
 
 
 def compile_model(

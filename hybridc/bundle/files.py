@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hybridc.errors import UsageError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -24,3 +26,16 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, what: str) -> None:
+    """Write a file that an option names.
+
+    Raises:
+        UsageError: It cannot be written; the message says what it was to hold.
+    """
+    try:
+        with replacing(path) as beside:
+            beside.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {what}: {error}") from error

@@ -8,7 +8,7 @@ may be above that of the same group in the middle of a part; what is measured is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -55,10 +55,9 @@ from hybridc.placement.decide import Request
 from hybridc.placement.fallback import place_and_lower, unfit_nodes
 from hybridc.placement.group import Group, make_groups, read_values
 from hybridc.placement.plan import Part, Plan
+from hybridc.progress import Progress
 from hybridc.targets.protocol import Artifact, Device, Section
 from hybridc.targets.registry import find_target
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from hybridc.calibration.timing import Timing, measure
 from hybridc.cost_models.measured import Code as MeasuredCode
 from hybridc.cost_models.measured import Measurement
 from hybridc.errors import BundleError, UsageError
+from hybridc.progress import Progress
 from hybridc.runtime.arrays import make_inputs
 from hybridc.runtime.cuda import load_runtime_library
 from hybridc.runtime.library import load_runtime
@@ -50,8 +51,6 @@ DEFAULT_SECONDS = 0.5
 
 _COPIES = (2**12, 2**16, 2**20, 2**24, 2**26)
 """Bytes of the copies that are timed."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hybridc.bundle.files import write_text
 from hybridc.cli.options import bundle_output_option
-from hybridc.cli.output import format_option, progress, show, table, write_text
+from hybridc.cli.output import format_option, progress, show, table
 
 if TYPE_CHECKING:
     from hybridc.calibration.build import Report

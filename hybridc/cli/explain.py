@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.bundle.files import write_text
 from hybridc.cli.hybrid import crossing_table
-from hybridc.cli.output import format_option, milliseconds, price, show, size, table, write_text
+from hybridc.cli.output import format_option, milliseconds, price, show, size, table
 from hybridc.cli.placing import OBJECTIVES, parse_profiles, read_plan
 from hybridc.errors import UsageError
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-
-from hybridc.bundle.files import replacing
-from hybridc.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,19 +38,6 @@ def progress() -> Callable[[str], None]:
         click.echo(line, err=True)
 
     return print_line
-
-
-def write_text(path: Path, text: str, what: str) -> None:
-    """Write a file that an option names.
-
-    Raises:
-        UsageError: It cannot be written; the message says what it was to hold.
-    """
-    try:
-        with replacing(path) as beside:
-            beside.write_text(text, "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {what}: {error}") from error
 
 
 def table(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.bundle.files import write_text
 from hybridc.cli.explain import html_option
-from hybridc.cli.output import format_option, show, write_text
+from hybridc.cli.output import format_option, show
 from hybridc.cli.placing import Asked, compile_options, cost_options, model_options, rule_options
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.bundle.files import write_text
 from hybridc.cli.options import input_option, seed_option
-from hybridc.cli.output import format_option, milliseconds, show, table, write_text
+from hybridc.cli.output import format_option, milliseconds, show, table
 
 if TYPE_CHECKING:
     from hybridc.bundle.read import Bundle

@@ -23,7 +23,7 @@ from hybridc.bundle.manifest import TensorSpec
 from hybridc.bundle.storage import staging_folder
 from hybridc.bundle.tensors import Array
 from hybridc.bundle.write import check_destination, publish, storage_error
-from hybridc.compiler import DEFAULT_TOLERANCE, Options, Progress, Report, compile_model
+from hybridc.compiler import DEFAULT_TOLERANCE, Options, Report, compile_model
 from hybridc.errors import AccuracyError, UsageError
 from hybridc.frontend.bind import bind_inputs
 from hybridc.frontend.read import read_model
@@ -46,6 +46,7 @@ from hybridc.precision.quantize import (
 )
 from hybridc.precision.samples import FEW, Samples, load_samples, specs_of
 from hybridc.precision.weights import quantize_tables, quantize_weights
+from hybridc.progress import Progress
 from hybridc.reference import open_session
 from hybridc.runtime.arrays import make_inputs, write_arrays
 from hybridc.runtime.loader import load

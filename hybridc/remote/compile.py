@@ -23,7 +23,6 @@ from hybridc.bundle.write import check_destination, publish, storage_error
 from hybridc.compiler import (
     Options,
     Prepared,
-    Progress,
     Report,
     check_bundle,
     keep_memory,
@@ -42,6 +41,7 @@ from hybridc.placement.fallback import Placed
 from hybridc.placement.plan import Part, Plan
 from hybridc.placement.plan_file import PlanFile
 from hybridc.placement.problem import LATENCY
+from hybridc.progress import Progress
 from hybridc.remote.kserve import inference_service
 from hybridc.remote.plans import Candidate, Chosen, choose_plans, lower
 from hybridc.remote.repository import (

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridc.bundle.files import replacing
+from hybridc.bundle.files import write_text
 from hybridc.errors import DeviceError, UsageError
 from hybridc.packaging import device_spec
 from hybridc.placement.fallback import Placed
+from hybridc.progress import Progress
 from hybridc.runtime.machine import why_not
 from hybridc.runtime.threads import available_threads, use_threads
 from hybridc.targets.protocol import Device, Target, TunableTarget
@@ -18,8 +19,6 @@ from hybridc.targets.registry import find_target
 from hybridc.targets.tuning import Problem, TunableKernel
 from hybridc.tuning.file import SCHEMA, Code, TuningFile, check_code, code_for, read_file, to_json
 from hybridc.tuning.measure import Measured, measure_kernels
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def tune(
     measured = list(measure_kernels(kernels, job.seconds))
     (cpu,) = find_target("llvm").probe()
     file = job.file.extended(measured, cpu.details["cpu"], available_threads())
-    _write(job.path, to_json(file))
+    write_text(job.path, to_json(file), "the tuning")
     return dataclasses.replace(job, file=file, seconds=None), _notes(measured, len(kernels))
 
 
@@ -146,16 +145,3 @@ def _notes(measured: Sequence[Measured], count: int) -> list[str]:
         left = count - len(measured)
         notes.append(f"{left} kernels were not: time was up; the same command again goes on")
     return notes
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the file in one go.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
-    try:
-        with replacing(path) as beside:
-            beside.write_text(text, "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the tuning: {error}") from error
