@@ -7,8 +7,8 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -96,3 +96,12 @@ class TunableKernel:
     cost: float
     candidates: Sequence[Figures]
     build: Callable[[Figures], Run]
+
+
+def each_problem_once(kernels: Iterable[TunableKernel]) -> list[TunableKernel]:
+    """Kernels of the same problem as one, which costs what they cost together."""
+    found: dict[Problem, TunableKernel] = {}
+    for kernel in kernels:
+        known = found[kernel.problem].cost if kernel.problem in found else 0.0
+        found[kernel.problem] = replace(kernel, cost=kernel.cost + known)
+    return list(found.values())

@@ -16,7 +16,7 @@ from hybridc.runtime.machine import why_not
 from hybridc.runtime.threads import available_threads, use_threads
 from hybridc.targets.protocol import Device, Target, TunableTarget
 from hybridc.targets.registry import find_target
-from hybridc.targets.tuning import Problem, TunableKernel
+from hybridc.targets.tuning import TunableKernel, each_problem_once
 from hybridc.tuning.file import SCHEMA, Code, TuningFile, check_code, code_for, read_file, to_json
 from hybridc.tuning.measure import Measured, measure_kernels
 
@@ -114,7 +114,8 @@ def tune(
     if job.seconds is None:
         return job, []
     known = {entry.problem for entry in job.file.kernels}
-    kernels = [one for one in _kernels(job, placed, target_of) if one.problem not in known]
+    found = each_problem_once(_kernels(job, placed, target_of))
+    kernels = [one for one in found if one.problem not in known]
     progress(f"[4/6] measuring {len(kernels)} kernels, for {job.seconds:g} s at most")
     use_threads(available_threads())
     measured = list(measure_kernels(kernels, job.seconds))
@@ -127,15 +128,11 @@ def tune(
 def _kernels(
     job: TuningJob, placed: Placed, target_of: Callable[[Device], Target]
 ) -> Iterator[TunableKernel]:
-    """The kernels of the parts that the choices are for, each problem once."""
-    found: dict[Problem, TunableKernel] = {}
+    """The kernels of the parts that the choices are for."""
     for part, lowered in zip(placed.plan.parts, placed.lowered, strict=True):
         target = target_of(part.device)
         if isinstance(target, TunableTarget) and code_for(part.device) == job.file.code:
-            for kernel in target.kernels(lowered, part.device.specification):
-                cost = kernel.cost + (found[kernel.problem].cost if kernel.problem in found else 0)
-                found[kernel.problem] = dataclasses.replace(kernel, cost=cost)
-    yield from found.values()
+            yield from target.kernels(lowered, part.device.specification)
 
 
 def _notes(measured: Sequence[Measured], count: int) -> list[str]:

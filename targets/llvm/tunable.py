@@ -41,7 +41,14 @@ from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.packed_product import PRODUCT
 from hybridc.targets.llvm.schedules.winograd import WINOGRAD
 from hybridc.targets.llvm.schedules.written import annotated_anchor
-from hybridc.targets.tuning import Figures, Problem, Run, TunableKernel, Tuning
+from hybridc.targets.tuning import (
+    Figures,
+    Problem,
+    Run,
+    TunableKernel,
+    Tuning,
+    each_problem_once,
+)
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
@@ -60,16 +67,15 @@ def tunable_kernels(module: tvm.IRModule, weight_bytes: int, cpu: Cpu) -> list[T
         cpu: The processor.
     """
     calls = _count_calls(module["main"])
-    found: dict[Problem, TunableKernel] = {}
+    found = []
     for variable, function in module.functions.items():
         if not isinstance(function, tirx.PrimFunc):
             continue
         kernel = _kernel(function, min(weight_bytes, MOST_BYTES), cpu)
         if kernel is not None and calls[variable.name_hint]:
-            known = found[kernel.problem].cost if kernel.problem in found else 0.0
-            cost = kernel.cost * calls[variable.name_hint] + known
-            found[kernel.problem] = dataclasses.replace(kernel, cost=cost)
-    return list(found.values())
+            cost = kernel.cost * calls[variable.name_hint]
+            found.append(dataclasses.replace(kernel, cost=cost))
+    return each_problem_once(found)
 
 
 def _count_calls(main: relax.Function) -> Counter[str]:
