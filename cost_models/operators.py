@@ -35,7 +35,7 @@ CLASSES = (
 
 _MEMBERS = {
     PRODUCT: "Attention Einsum FusedMatMul Gemm MatMul MatMulInteger QLinearMatMul",
-    RECURRENT: "GRU LSTM RNN",
+    RECURRENT: "DynamicQuantizeLSTM GRU LSTM RNN",
     REDUCTION: """ArgMax ArgMin AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool
         GroupNormalization InstanceNormalization LayerNormalization LogSoftmax LpNormalization
         LpPool MaxPool ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean

@@ -113,7 +113,7 @@ _RULES: dict[str, Callable[[ir.Node], int]] = {
     **dict.fromkeys(_MOVEMENT, _nothing),
     **dict.fromkeys(_REDUCTIONS, _per_input_element),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pool),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
+    **dict.fromkeys(("DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"), _recurrent),
     "Conv": _convolution,
     "ConvTranspose": _transposed_convolution,
     "Gemm": _general_matrix_product,

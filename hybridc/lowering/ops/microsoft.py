@@ -29,6 +29,7 @@ from hybridc.lowering.ops.common import (
     simplify,
 )
 from hybridc.lowering.ops.convolution import convolution
+from hybridc.lowering.ops.dynamic_lstm import dynamic_quantize_lstm
 from hybridc.lowering.ops.elementwise import clip_attributes
 from hybridc.lowering.ops.linear import gemm, product, scaled
 from hybridc.lowering.ops.normalization import (
@@ -342,6 +343,7 @@ def _split(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
 
 _ROWS: dict[str, Converter] = {
     "BiasGelu": bias_gelu,
+    "DynamicQuantizeLSTM": dynamic_quantize_lstm,
     "EmbedLayerNormalization": embed_layer_normalization,
     "FastGelu": fast_gelu,
     "FusedConv": fused_convolution,

@@ -177,19 +177,23 @@ def dynamic_parameters(call: Call, data: Expression) -> tuple[Expression, Expres
         call.emit(reduce(data, axis=axes, keepdims=False))
         for reduce in (relax.op.min, relax.op.max)
     )
+    scale = map_elements(call, dynamic_scale, low, high, name="dynamic_scale")
+    return scale, map_elements(call, dynamic_zero_point, low, scale, name="dynamic_zero_point")
+
+
+def dynamic_scale(low: Any, high: Any) -> Any:
+    """The float32 scale at which 256 steps reach from ``low`` to ``high``, and to zero."""
     zero = tirx.const(0, "float32")
+    low, high = tirx.min(low, zero), tirx.max(high, zero)
+    one = tirx.const(1, "float32")
+    return tirx.Select(low == high, one, (high - low) / tirx.const(255, "float32"))
 
-    def scale_of(low: Any, high: Any) -> Any:
-        low, high = tirx.min(low, zero), tirx.max(high, zero)
-        one = tirx.const(1, "float32")
-        return tirx.Select(low == high, one, (high - low) / tirx.const(255, "float32"))
 
-    def zero_point_of(low: Any, scale: Any) -> Any:
-        place = zero - tirx.min(low, zero) / scale
-        return round_to(tirx.max(tirx.min(place, tirx.const(255, "float32")), zero), None, "uint8")
-
-    scale = map_elements(call, scale_of, low, high, name="dynamic_scale")
-    return scale, map_elements(call, zero_point_of, low, scale, name="dynamic_zero_point")
+def dynamic_zero_point(low: Any, scale: Any) -> Any:
+    """The uint8 that stands for zero at a scale of :func:`dynamic_scale`."""
+    zero = tirx.const(0, "float32")
+    place = zero - tirx.min(low, zero) / scale
+    return round_to(tirx.max(tirx.min(place, tirx.const(255, "float32")), zero), None, "uint8")
 
 
 def integer_product(call: Call, left: Expression, right: Expression) -> Expression:

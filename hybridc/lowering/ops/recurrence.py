@@ -16,7 +16,7 @@ shorter than the others keeps its state once its steps are over, and its outputs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tvm import te, tirx
@@ -86,7 +86,8 @@ class Operands:
     Attributes:
         projected: ``(steps, batch, gates * hidden)``: X W' and what biases can be added before.
         weights: R', ``(hidden, gates * hidden)``, packed by the regions of :func:`regions`.
-        bias: ``(hidden,)``: GRU's recurrent bias of the hidden gate, behind the reset gate.
+        bias: ``(hidden,)``: GRU's recurrent bias of the hidden gate, behind the reset gate; or
+            ``(gates * hidden,)``: an LSTM's biases, where they are added last.
         peepholes: ``(3 * hidden,)``: for the input, output and forget gate.
         state: ``(batch, hidden)``: initial state; zero if left out.
         cell: ``(batch, hidden)``: initial cell; zero if left out.
@@ -125,7 +126,7 @@ def regions(layer: Layer, batch: Any) -> list[Region]:
 
     The packed weights are, tile by tile, ``hidden`` rows of ``width`` columns.
     """
-    return [part for start, end in layer.products for part in _cut(start, end, _rows(batch))]
+    return [part for start, end in layer.products for part in _cut(start, end, tile_rows(batch))]
 
 
 def _cut(start: int, end: int, rows: int) -> list[Region]:
@@ -172,8 +173,22 @@ def recurrence(layer: Layer, names: Sequence[str], *tensors: te.Tensor) -> list[
 
 
 @dataclass
-class _Tile:
-    """Emission of one tile of rows: sizes, operands, and buffers of the state."""
+class Tile:
+    """Emission of one tile of rows: sizes, operands, and buffers of the state.
+
+    Attributes:
+        layer: What is computed.
+        operands: Buffers of the inputs.
+        steps: Number of steps.
+        batch: Number of rows of all tiles.
+        rows: Rows of the tile.
+        first: Its first row.
+        dtype: Element type of everything but the sums of products.
+        sum_type: Element type of those.
+        state: Its rows of the state, ``(rows, hidden)``.
+        cell: Its rows of the cell.
+        step: The current step.
+    """
 
     layer: Layer
     operands: Operands
@@ -182,20 +197,22 @@ class _Tile:
     rows: int
     first: Any
     dtype: str
+    sum_type: str
     state: Access = None
     cell: Access = None
     step: Any = None
-    buffers: dict[str, Access] = field(default_factory=dict)
 
     @property
     def hidden(self) -> int:
+        """Units of the layer."""
         return self.layer.hidden
 
-    def allocate(self, columns: int) -> Access:
+    def allocate(self, columns: int, dtype: str | None = None) -> Access:
         """A buffer of ``rows`` times ``columns``."""
-        return T.buffer_proxy(T.decl_buffer([self.rows * columns], self.dtype))
+        return T.buffer_proxy(T.decl_buffer([self.rows * columns], dtype or self.dtype))
 
     def constant(self, value: float) -> Any:
+        """A number of the tile's element type."""
         return tirx.const(value, self.dtype)
 
     def length(self, row: Any) -> Any:
@@ -229,10 +246,10 @@ def _emit(
     layer: Layer, operands: Operands, outputs: Sequence[Access], sizes: tuple[Any, Any], dtype: str
 ) -> None:
     steps, batch = sizes
-    rows = _rows(as_dim(batch))
+    rows = tile_rows(as_dim(batch))
     zero = tirx.const(0, "int64")
     with T.parallel(zero, tirx.floordiv(as_expression(as_dim(batch)), rows)) as number:
-        tile = _Tile(layer, operands, steps, batch, rows, number * rows, dtype)
+        tile = Tile(layer, operands, steps, batch, rows, number * rows, dtype, dtype)
         tile.state = tile.allocate(layer.hidden)
         _load(tile, tile.state, operands.state)
         if layer.has_cell:
@@ -245,98 +262,104 @@ def _emit(
             _store(tile, result, state)
 
 
-def _rows(batch: Any) -> int:
+def tile_rows(batch: Any) -> int:
+    """Rows of a tile, which divide those of the batch."""
     if not isinstance(batch, int):
         return 1
     return next(rows for rows in sorted(COLUMNS, reverse=True) if batch % rows == 0)
 
 
-def _load(tile: _Tile, state: Access, initial: Access | None) -> None:
+def _load(tile: Tile, state: Access, initial: Access | None) -> None:
     hidden = tile.hidden
 
     def load(row: Any, unit: Any) -> None:
         place = (tile.first + row) * hidden + unit
         state[row * hidden + unit] = tile.constant(0) if initial is None else initial[place]
 
-    _each(tile, load)
+    each_row_and_unit(tile, load)
 
 
-def _store(tile: _Tile, result: Access, state: Access) -> None:
+def _store(tile: Tile, result: Access, state: Access) -> None:
     hidden = tile.hidden
 
     def store(row: Any, unit: Any) -> None:
         result[(tile.first + row) * hidden + unit] = state[row * hidden + unit]
 
-    _each(tile, store)
+    each_row_and_unit(tile, store)
 
 
-def _each(tile: _Tile, body: Callable[[Any, Any], None]) -> None:
+def each_row_and_unit(tile: Tile, body: Callable[[Any, Any], None]) -> None:
     """Emit a vectorized loop over the tile's rows and units."""
-    with _loop(tile.rows) as row:
-        _each_unit(tile, lambda unit: body(row, unit))
+    with loop(tile.rows) as row:
+        each_unit(tile, lambda unit: body(row, unit))
 
 
-def _each_unit(tile: _Tile, body: Callable[[Any], None]) -> None:
+def each_unit(tile: Tile, body: Callable[[Any], None]) -> None:
+    """Emit a vectorized loop over the units."""
+    each_lane(tile, lambda unit, _lane: body(unit))
+
+
+def each_lane(tile: Tile, body: Callable[[Any, Any], None]) -> None:
+    """Emit a vectorized loop over the units, each with its place in the vector."""
     whole = tile.hidden // LANES
     if whole:
-        with _loop(whole) as block, _loop(LANES, T.vectorized) as lane:
-            body(block * LANES + lane)
+        with loop(whole) as block, loop(LANES, T.vectorized) as lane:
+            body(block * LANES + lane, lane)
     if tile.hidden % LANES:
-        with _loop(tile.hidden % LANES, T.vectorized) as lane:
-            body(whole * LANES + lane)
+        with loop(tile.hidden % LANES, T.vectorized) as lane:
+            body(whole * LANES + lane, lane)
 
 
-def _loop(extent: int, kind: Callable[..., Any] = T.serial) -> Any:
+def loop(extent: int, kind: Callable[..., Any] = T.serial) -> Any:
+    """A loop from zero with an int64 counter."""
     return kind(tirx.const(0, "int64"), tirx.const(extent, "int64"))
 
 
-def _multiply(tile: _Tile, source: Access, part: int, target: Access) -> None:
+def multiply(tile: Tile, source: Access, part: int, target: Access) -> None:
     """Emit the product of ``source`` and one of the layer's ranges of columns of R'."""
     for region in _cut(*tile.layer.products[part], tile.rows):
-        with _loop(region.count) as number:
+        with loop(region.count) as number:
             _multiply_tile(tile, source, region, number, target)
 
 
-def _multiply_tile(
-    tile: _Tile, source: Access, region: Region, number: Any, target: Access
-) -> None:
+def _multiply_tile(tile: Tile, source: Access, region: Region, number: Any, target: Access) -> None:
     rows, hidden, width = tile.rows, tile.hidden, region.width
     columns, first = tile.layer.gates * hidden, region.start + number * width
-    sums = T.buffer_proxy(T.decl_buffer([rows * width], tile.dtype, scope="local"))
+    sums = T.buffer_proxy(T.decl_buffer([rows * width], tile.sum_type, scope="local"))
     lanes = min(LANES, width)
 
     def each(body: Callable[[Any, Any], None]) -> None:
         with (
-            _loop(rows, T.unroll) as row,
-            _loop(width // lanes, T.unroll) as vector,
-            _loop(lanes, T.vectorized) as lane,
+            loop(rows, T.unroll) as row,
+            loop(width // lanes, T.unroll) as vector,
+            loop(lanes, T.vectorized) as lane,
         ):
             body(row, vector * lanes + lane)
 
     def clear(row: Any, column: Any) -> None:
-        sums[row * width + column] = tile.constant(0)
+        sums[row * width + column] = tirx.const(0, tile.sum_type)
 
     def accumulate(row: Any, column: Any) -> None:
         weight = tile.operands.weights[first * hidden + inner * width + column]
-        product = source[row * hidden + inner] * weight
+        product = source[row * hidden + inner] * weight.astype(tile.sum_type)
         sums[row * width + column] = sums[row * width + column] + product
 
     def store(row: Any, column: Any) -> None:
         target[row * columns + first + column] = sums[row * width + column]
 
     each(clear)
-    with _loop(hidden) as inner:
+    with loop(hidden) as inner:
         each(accumulate)
     each(store)
 
 
-def _finish(tile: _Tile, output: Access, update: Callable[[Any, Any], Any]) -> None:
+def _finish(tile: Tile, output: Access, update: Callable[[Any, Any], Any]) -> None:
     """Emit the end of a step: new states from ``update``, outputs, zeros behind a row's end.
 
     ``update`` emits what it stores of its own and returns the new state of a row and unit.
     """
     hidden = tile.hidden
-    with _loop(tile.rows) as row:
+    with loop(tile.rows) as row:
 
         def advance(unit: Any) -> None:
             state = update(row, unit)
@@ -349,16 +372,16 @@ def _finish(tile: _Tile, output: Access, update: Callable[[Any, Any], Any]) -> N
             output[place + unit] = tile.constant(0)
 
         if tile.operands.lengths is None:
-            _each_unit(tile, advance)
+            each_unit(tile, advance)
             return
         with T.If(tile.step < tile.length(row)):
             with T.Then():
-                _each_unit(tile, advance)
+                each_unit(tile, advance)
             with T.Else():
-                _each_unit(tile, clear)
+                each_unit(tile, clear)
 
 
-def _sums(tile: _Tile) -> tuple[Access, Callable[[Any, int, Any], Any]]:
+def _sums(tile: Tile) -> tuple[Access, Callable[[Any, int, Any], Any]]:
     """A buffer for the products, and its elements plus the projection's by row, gate and unit."""
     columns = tile.layer.gates * tile.hidden
     sums = tile.allocate(columns)
@@ -370,29 +393,42 @@ def _sums(tile: _Tile) -> tuple[Access, Callable[[Any, int, Any], Any]]:
     return sums, total
 
 
-def _rnn_step(tile: _Tile, output: Access) -> None:
+def _rnn_step(tile: Tile, output: Access) -> None:
     sums, total = _sums(tile)
-    _multiply(tile, tile.state, 0, sums)
+    multiply(tile, tile.state, 0, sums)
     _finish(tile, output, lambda row, unit: tile.activate(0, total(row, 0, unit)))
 
 
-def _lstm_step(tile: _Tile, output: Access) -> None:
-    """Gates in ONNX's order: input, output, forget, cell."""
+def _lstm_step(tile: Tile, output: Access) -> None:
     sums, total = _sums(tile)
-    _multiply(tile, tile.state, 0, sums)
-    hidden = tile.hidden
+    multiply(tile, tile.state, 0, sums)
+    lstm_gates(tile, output, total)
+
+
+def lstm_gates(tile: Tile, output: Access, total: Callable[[Any, int, Any], Any]) -> None:
+    """Emit what follows the product of an LSTM's step.
+
+    Args:
+        tile: Where it is emitted; a bias among its operands is added behind the peepholes.
+        output: Outputs of all steps.
+        total: X W' + state R' by row, gate (input, output, forget, cell) and unit.
+    """
+    hidden, bias = tile.hidden, tile.operands.bias
+
+    def biased(value: Any, unit: Any, index: int) -> Any:
+        return value if bias is None else value + bias[index * hidden + unit]
 
     def gate(row: Any, unit: Any, index: int) -> Any:
         value = total(row, index, unit)
-        if tile.operands.peepholes is None:
-            return tile.activate(0, value)
-        peephole = tile.operands.peepholes[index * hidden + unit]
-        return tile.activate(0, value + peephole * tile.cell[row * hidden + unit])
+        if tile.operands.peepholes is not None:
+            peephole = tile.operands.peepholes[index * hidden + unit]
+            value = value + peephole * tile.cell[row * hidden + unit]
+        return tile.activate(0, biased(value, unit, index))
 
     def update(row: Any, unit: Any) -> Any:
         opened = gate(row, unit, 0)
         kept = tile.constant(1) - opened if tile.layer.couple else gate(row, unit, 2)
-        candidate = tile.activate(1, total(row, 3, unit))
+        candidate = tile.activate(1, biased(total(row, 3, unit), unit, 3))
         cell = kept * tile.cell[row * hidden + unit] + opened * candidate
         tile.cell[row * hidden + unit] = cell
         # The output gate looks at the new cell, which the line above stored.
@@ -402,7 +438,7 @@ def _lstm_step(tile: _Tile, output: Access) -> None:
     _finish(tile, output, update)
 
 
-def _gru_step(tile: _Tile, output: Access) -> None:
+def _gru_step(tile: Tile, output: Access) -> None:
     """Gates in ONNX's order: update, reset, hidden."""
     sums, total = _sums(tile)
     hidden, columns = tile.hidden, 3 * tile.hidden
@@ -411,7 +447,7 @@ def _gru_step(tile: _Tile, output: Access) -> None:
         return (tile.constant(1) - update) * candidate + update * tile.state[row * hidden + unit]
 
     if tile.layer.linear_before_reset:
-        _multiply(tile, tile.state, 0, sums)
+        multiply(tile, tile.state, 0, sums)
 
         def update_linear(row: Any, unit: Any) -> Any:
             product = sums[row * columns + 2 * hidden + unit]
@@ -423,15 +459,15 @@ def _gru_step(tile: _Tile, output: Access) -> None:
 
         _finish(tile, output, update_linear)
         return
-    _multiply(tile, tile.state, 0, sums)
+    multiply(tile, tile.state, 0, sums)
     masked = tile.allocate(hidden)
 
     def reset_state(row: Any, unit: Any) -> None:
         reset = tile.activate(0, total(row, 1, unit))
         masked[row * hidden + unit] = reset * tile.state[row * hidden + unit]
 
-    _each(tile, reset_state)
-    _multiply(tile, masked, 1, sums)
+    each_row_and_unit(tile, reset_state)
+    multiply(tile, masked, 1, sums)
 
     def update(row: Any, unit: Any) -> Any:
         candidate = tile.activate(1, total(row, 2, unit))
@@ -440,7 +476,7 @@ def _gru_step(tile: _Tile, output: Access) -> None:
     _finish(tile, output, update)
 
 
-_STEPS: dict[str, Callable[[_Tile, Access], None]] = {
+_STEPS: dict[str, Callable[[Tile, Access], None]] = {
     "LSTM": _lstm_step,
     "GRU": _gru_step,
     "RNN": _rnn_step,

@@ -28,10 +28,11 @@ from hybridc.lowering.ops.recurrence import (
     Activation,
     Layer,
     Operands,
+    Region,
     recurrence,
     regions,
 )
-from hybridc.lowering.value import Constant, Expression, Value
+from hybridc.lowering.value import Constant, Dim, Expression, Value
 
 _DEFAULTS = {
     "LSTM": ("Sigmoid", "Tanh", "Tanh"),
@@ -46,7 +47,7 @@ def recurrent(kind: str) -> Converter:
     def convert(call: Call) -> tuple[Value, ...]:
         if call.rank(0) != 3:
             raise Invalid(f"{kind} of an input of rank {call.rank(0)}")
-        layers = _layers(call, kind)
+        layers = layers_of(call, kind, call.shape(2)[-1])
         batch_first = bool(call.attribute("layout", 0))
         dtype = call.dtype(0)
         data = cast(call, call.tensor(0), "float32" if dtype in HALF_TYPES else dtype)
@@ -54,9 +55,7 @@ def recurrent(kind: str) -> Converter:
             data = call.emit(relax.op.permute_dims(data, [1, 0, 2]))
         results = [_direction(call, layer, d, data) for d, layer in enumerate(layers)]
         columns = [[cast(call, r, dtype) for r in column] for column in zip(*results, strict=True)]
-        # Directions become the axis behind the steps: (steps, directions, batch, hidden).
-        outputs = [_stack(call, columns[0], 1)]
-        outputs += [_stack(call, column, 0) for column in columns[1:]]
+        outputs = stacked(call, columns)
         if not batch_first:
             return tuple(outputs)
         orders = [[2, 0, 1, 3]] + [[1, 0, 2]] * (len(outputs) - 1)
@@ -68,18 +67,26 @@ def recurrent(kind: str) -> Converter:
     return convert
 
 
+def stacked(call: Call, columns: Sequence[Sequence[Expression]]) -> list[Expression]:
+    """The outputs, each given as one tensor per direction, as ONNX lays them out.
+
+    Directions become the axis behind the steps, ``(steps, directions, batch, hidden)``, and the
+    first axis of the other outputs.
+    """
+    return [_stack(call, columns[0], 1), *(_stack(call, column, 0) for column in columns[1:])]
+
+
 def _stack(call: Call, pieces: Sequence[Expression], axis: int) -> Expression:
     expanded = [call.emit(relax.op.expand_dims(piece, axis)) for piece in pieces]
     return expanded[0] if len(expanded) == 1 else call.emit(relax.op.concat(expanded, axis))
 
 
-def _layers(call: Call, kind: str) -> list[Layer]:
-    """What each direction computes."""
+def layers_of(call: Call, kind: str, hidden: Dim) -> list[Layer]:
+    """What each direction computes, given the units that the recurrent weights are for."""
     direction = call.attribute("direction", "forward")
     backward = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     if direction not in backward:
         raise Unsupported(f"{kind} with direction {direction!r}")
-    hidden = call.shape(2)[-1]
     if not isinstance(hidden, int) or call.attribute("hidden_size", hidden) != hidden:
         raise Unsupported("hidden_size differs from the shape of the recurrent weights")
     per_direction = len(_DEFAULTS[kind])
@@ -102,17 +109,17 @@ def _layers(call: Call, kind: str) -> list[Layer]:
 def _direction(call: Call, layer: Layer, index: int, data: Expression) -> list[Expression]:
     """Outputs of one direction: all steps, last state and, for an LSTM, last cell."""
     dtype = str(data.ty.dtype)
-    before, behind = _biases(call, layer, index, dtype)
+    before, behind = biases(call, layer, index, dtype)
     peepholes, cell = None, None
     if layer.has_cell:
-        peepholes = _row(call, 7, index, dtype) if call.has(7) else None
-        cell = _initial(call, 6, index, dtype)
+        peepholes = peepholes_of(call, index, dtype)
+        cell = initial(call, 6, index, dtype)
     operands = Operands(
         _projection(call, layer, index, data, before),
         _packed(call, layer, index, dtype),
         behind,
         peepholes,
-        _initial(call, 5, index, dtype),
+        initial(call, 5, index, dtype),
         cell,
         call.tensor(4) if call.has(4) else None,
     )
@@ -152,11 +159,9 @@ def _packed(call: Call, layer: Layer, index: int, dtype: str) -> Expression:
     value, hidden = call.value(2), layer.hidden
     parts = regions(layer, call.shape(0)[0 if call.attribute("layout", 0) else 1])
     if isinstance(value, Constant):
-        array = value.array[index].astype(dtype)
-        tiles = [array[p.start : p.end].reshape(p.count, p.width, hidden) for p in parts]
-        flat = np.concatenate([np.ravel(tile.swapaxes(1, 2)) for tile in tiles])
-        layout = "_".join(f"{part.count}x{part.width}" for part in parts)
-        return call.materialize(Constant(f"{value.name}.packed_{index}_{layout}", flat))
+        return packed(
+            call, Constant(f"{value.name}.packed_{index}", value.array[index].astype(dtype)), parts
+        )
     tensor = _at(call, value, index, dtype)
     pieces = []
     for part in parts:
@@ -165,6 +170,14 @@ def _packed(call: Call, layer: Layer, index: int, dtype: str) -> Expression:
         order = call.emit(relax.op.permute_dims(tiles, [0, 2, 1]))
         pieces.append(reshape(call, order, (part.count * part.width * hidden,)))
     return call.emit(relax.op.concat(pieces, 0))
+
+
+def packed(call: Call, weights: Constant, parts: Sequence[Region]) -> Expression:
+    """Constant weights ``(gates * hidden, hidden)`` in the order that the kernel reads them in."""
+    tiles = [weights.array[p.start : p.end].reshape(p.count, p.width, -1) for p in parts]
+    flat = np.concatenate([np.ravel(tile.swapaxes(1, 2)) for tile in tiles])
+    layout = "_".join(f"{part.count}x{part.width}" for part in parts)
+    return call.materialize(Constant(f"{weights.name}_{layout}", flat))
 
 
 def _at(call: Call, value: Value, index: int, dtype: str) -> Expression:
@@ -180,11 +193,12 @@ def _at(call: Call, value: Value, index: int, dtype: str) -> Expression:
     return cast(call, call.emit(relax.op.squeeze(part, 0)), dtype)
 
 
-def _row(call: Call, position: int, index: int, dtype: str) -> Expression:
-    return _at(call, call.value(position), index, dtype)
+def peepholes_of(call: Call, index: int, dtype: str) -> Expression | None:
+    """An LSTM's peepholes of one direction, ``(3 * hidden,)``."""
+    return _at(call, call.value(7), index, dtype) if call.has(7) else None
 
 
-def _initial(call: Call, position: int, index: int, dtype: str) -> Expression | None:
+def initial(call: Call, position: int, index: int, dtype: str) -> Expression | None:
     """Initial state of one direction, ``(batch, hidden)``."""
     if not call.has(position):
         return None
@@ -196,7 +210,7 @@ def _initial(call: Call, position: int, index: int, dtype: str) -> Expression | 
     return checked(call, state, (batch, shape_of(state)[1]), "batch sizes")
 
 
-def _biases(
+def biases(
     call: Call, layer: Layer, index: int, dtype: str
 ) -> tuple[Expression | None, Expression | None]:
     """The bias of the projection, and GRU's that applies behind its reset gate."""
