@@ -1,6 +1,7 @@
 """What the loader is to the process it runs in: imports, threads, memory, shared pages."""
 
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,14 @@ def test_nothing_of_the_compiler_is_imported(bundle):
     modules = answer(python(RUN + "print(json.dumps(sorted(sys.modules)))", bundle))
     foreign = {name.partition(".")[0] for name in modules}
     assert not foreign & {*COMPILER, "click", "google", "scipy", "torch"}
+
+
+def test_idle_workers_sleep_soon_unless_the_environment_says_otherwise(bundle):
+    name = "TVM_THREAD_POOL_SPIN_COUNT"
+    code = RUN + f"import os\nprint(json.dumps(os.environ['{name}']))"
+    clean = {key: value for key, value in os.environ.items() if key != name}
+    assert 0 < int(answer(python(code, bundle, env=clean))) < 300_000  # TVM's default
+    assert answer(python(code, bundle, env={**clean, name: "123"})) == "123"
 
 
 def test_help_imports_nothing():
