@@ -127,6 +127,20 @@ def test_linear_classifier(transform, dtype):
     check("LinearClassifier", [(floats(5, 4) * 3).astype(dtype)], attributes, outputs=2)
 
 
+@pytest.mark.parametrize("transform", ["SOFTMAX_ZERO", "PROBIT"])
+@pytest.mark.parametrize("op", ["LinearRegressor", "TreeEnsembleClassifier"])
+def test_transforms_that_onnx_runtime_defines(op, transform):
+    """Scores that are zero, and such that are no probabilities, among them."""
+    if op == "LinearRegressor":
+        attributes = {"coefficients": floats(12, seed=1).tolist(), "targets": 3}
+        data = np.concatenate([floats(9, 4), np.zeros((1, 4), np.float32)])
+    else:
+        attributes = grown().attributes("class", [0, 1, 2])
+        attributes["classlabels_int64s"] = [5, 2, 9]
+        data = samples()
+    check(op, [data], attributes | {"post_transform": transform}, 2 if "class" in op.lower() else 1)
+
+
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
 def test_linear_classifier_of_two_classes_and_one_score(transform):
     attributes = {

@@ -201,23 +201,61 @@ def transformed(call: Call, scores: Expression, name: str) -> Expression:
         return map_elements(call, tirx.sigmoid, scores, name="logistic")
     if name == "SOFTMAX":
         return call.emit(relax.op.nn.softmax(scores, axis=-1))
-    # ONNX Runtime approximates PROBIT, and SOFTMAX_ZERO differs from the standard's text.
+    if name == "PROBIT":
+        return map_elements(call, _probit, scores, name="probit")
+    if name == "SOFTMAX_ZERO":
+        return _softmax_but_zeros(call, scores)
     raise Unsupported(f"the post-transform {name}")
+
+
+def _probit(p: Any) -> Any:
+    """The quantile of the normal distribution by the formula of ONNX Runtime and of ONNX's
+    evaluator, which take an approximation (Winitzki's) with constants of a few digits."""
+    a, pi, one = 0.147, 3.14159, number(1, p)
+    x = number(2, p) * p - one
+    logarithm = tirx.log((one - x) * (one + x))
+    middle = number(2 / (pi * a), p) + number(0.5, p) * logarithm
+    root = tirx.sqrt(middle * middle - number(1 / a, p) * logarithm)
+    size = number(1.41421356, p) * tirx.sqrt(root - middle)
+    return tirx.Select(x < number(0, p), -size, size)
+
+
+def _softmax_but_zeros(call: Call, scores: Expression) -> Expression:
+    """Softmax in which scores that are zero have no part: they are scaled and stay zero."""
+
+    def is_zero(x: Any) -> Any:
+        return tirx.abs(x) <= number(1e-7, x)
+
+    highest = call.emit(relax.op.max(scores, axis=[-1], keepdims=True))
+    weights = map_elements(
+        call,
+        lambda x, m: tirx.Select(is_zero(x), number(0, x), tirx.exp(x - m)),
+        scores,
+        highest,
+        name="weights",
+    )
+    total = call.emit(relax.op.sum(weights, axis=[-1], keepdims=True))
+
+    def share(x: Any, w: Any, m: Any, t: Any) -> Any:
+        return tirx.Select(is_zero(x), x * tirx.exp(-m), w) / t
+
+    return map_elements(call, share, scores, weights, highest, total, name="shares")
 
 
 def linear_classifier(call: Call) -> tuple[Value, ...]:
     """The most likely class of a linear model, and the scores of all classes."""
     scores, transform = _linear(call), call.attribute("post_transform", "NONE")
-    labels = _class_labels(call, "classlabels_ints")
+    labels = class_labels(call, "classlabels_ints")
     if shape_of(scores)[1] == 1:
         if len(labels) != 2:
             raise Unsupported("LinearClassifier with one score and other than two classes")
         winner = _above(call, scores, 0.0)
-        return _label(call, winner, labels), _two_classes(call, scores, transform, False)
-    return _label(call, _best(call, scores), labels), transformed(call, scores, transform)
+        return label_of(call, winner, labels), _two_classes(call, scores, transform, False)
+    return label_of(call, best_class(call, scores), labels), transformed(call, scores, transform)
 
 
-def _class_labels(call: Call, name: str) -> np.ndarray[Any, Any]:
+def class_labels(call: Call, name: str) -> np.ndarray[Any, Any]:
+    """The numbers of the classes, from an attribute of that name; refuses strings."""
     labels = array_attribute(call, name, "int64")
     if labels is None or not labels.size:
         raise Unsupported("classes named by strings")
@@ -234,12 +272,13 @@ def _above(call: Call, scores: Expression, threshold: float) -> Expression:
     return map_elements(call, element, flat, name="above")
 
 
-def _best(call: Call, scores: Expression) -> Expression:
+def best_class(call: Call, scores: Expression) -> Expression:
     """Position of each row's largest score, the first one of several."""
     return call.emit(relax.op.argmax(scores, axis=1, keepdims=False))
 
 
-def _label(call: Call, position: Expression, labels: np.ndarray[Any, Any]) -> Expression:
+def label_of(call: Call, position: Expression, labels: np.ndarray[Any, Any]) -> Expression:
+    """The label at each row's position, int64."""
     if np.array_equal(labels, np.arange(len(labels))):
         return position
     table = call.materialize(derived_constant(call, "labels", labels))
@@ -331,7 +370,7 @@ def tree_ensemble(call: Call) -> Expression:
 def tree_ensemble_classifier(call: Call) -> tuple[Value, ...]:
     """The class with the largest sum of weights, and the scores of all classes."""
     attributes = _attributes(call)
-    labels = _class_labels(call, "classlabels_int64s")
+    labels = class_labels(call, "classlabels_int64s")
     forest = trees.forest_of(attributes, "class")
     transform = attributes.get("post_transform", "NONE")
     dtype = _work_type(call)
@@ -339,7 +378,7 @@ def tree_ensemble_classifier(call: Call) -> tuple[Value, ...]:
         return _binary_trees(call, forest, attributes, labels)
     scores = _with_base(call, _scores(call, forest, len(labels), "SUM", dtype), attributes)
     scores = cast(call, scores, "float32")
-    return _label(call, _best(call, scores), labels), transformed(call, scores, transform)
+    return label_of(call, best_class(call, scores), labels), transformed(call, scores, transform)
 
 
 def _binary_trees(
@@ -354,7 +393,7 @@ def _binary_trees(
     column = forest.targets[0]
     score = call.emit(relax.op.strided_slice(scores, [1], [column], [column + 1]))
     score = cast(call, _with_base(call, score, attributes), "float32")
-    winner = _label(call, _above(call, score, 0.5 if positive else 0.0), labels)
+    winner = label_of(call, _above(call, score, 0.5 if positive else 0.0), labels)
     if column == 0:
         return winner, _two_classes(call, score, transform, not positive)
     return winner, transformed(call, cast(call, scores, "float32"), transform)
