@@ -170,13 +170,20 @@ class HttpTransport:
             connection.close()
 
     def _connect(self, until: float) -> http.client.HTTPConnection:
-        left = _left(until)
         if self._tls is None:
-            connection = http.client.HTTPConnection(self.address, timeout=left)
+            connection = http.client.HTTPConnection(self.address)
         else:
-            connection = http.client.HTTPSConnection(self.address, timeout=left, context=self._tls)
-        connection.connect()
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = http.client.HTTPSConnection(self.address, context=self._tls)
+        own = _connected(connection.host, connection.port, until)
+        try:
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                own.settimeout(_left(until))
+                own = self._tls.wrap_socket(own, server_hostname=connection.host)
+        except BaseException:
+            own.close()
+            raise
+        connection.sock = own
         return connection
 
     def _exchange(
@@ -246,6 +253,26 @@ class _Reader(io.RawIOBase):
         """Let go of the socket."""
         self._file.close()
         super().close()
+
+
+def _connected(host: str, port: int, until: float) -> socket.socket:
+    """A connection to the first of a host's addresses that takes one.
+
+    Each address is tried for its share of the time that is left, and what is left after that goes
+    to the next.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failure = OSError(f"{host} has no address")
+    for index, (family, kind, protocol, _, address) in enumerate(found):
+        own = socket.socket(family, kind, protocol)
+        try:
+            own.settimeout(_left(until) / (len(found) - index))
+            own.connect(address)
+            return own
+        except OSError as error:
+            own.close()
+            failure = error
+    raise failure
 
 
 def _left(until: float) -> float:

@@ -27,7 +27,8 @@ from tests.remote.server import (
     NO_MODEL,
     OTHER_BUILD,
     SHORT,
-    serve,
+    Faulty,
+    Models,
 )
 
 HEADERS_TRICKLE, BODY_TRICKLE = "headers trickle", "body trickles"
@@ -44,7 +45,11 @@ class Failure(Exception):
         self.status = status
 
 
-class HttpServer:
+class Dropped(Exception):
+    """The connection is closed without an answer."""
+
+
+class HttpServer(Faulty):
     """Serves a repository on a port of its own until it is stopped; as ``Server``."""
 
     def __init__(
@@ -55,21 +60,21 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         tells_config: bool = True,
     ) -> None:
-        self.fault: str | None = None
+        super().__init__()
         self.calls: list[str] = []
         self.received: list[bytes] = []
         self.trickled = 0
-        self.served = serve(repository)
+        self.models = Models(repository)
         self.token, self.tells_config = token, tells_config
-        self.released = threading.Event()
-        self.connections: set[socket.socket] = set()
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
         owner = self
 
         class Handler(_Handler):
             server_state = owner
 
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
+        self._server.daemon_threads = False  # so that closing it waits for those that answer
         if tls is not None:
             self._server.socket = tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
@@ -82,11 +87,24 @@ class HttpServer:
     def stop(self) -> None:
         """Drop all connections, calls under way included."""
         self._server.shutdown()
+        self.let_go()
+        with self._lock:
+            for connection in self._connections:
+                _shut(connection)
         self._server.server_close()
-        for connection in list(self.connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        self.released.set()
+        self.models.close()
+
+    def open(self, connection: socket.socket) -> None:
+        """Note a connection, so that it is dropped when the server stops."""
+        with self._lock:
+            self._connections.add(connection)
+            if self._stopped:
+                _shut(connection)
+
+    def leave(self, connection: socket.socket) -> None:
+        """Forget a connection that ended."""
+        with self._lock:
+            self._connections.discard(connection)
 
     def __enter__(self) -> HttpServer:
         return self
@@ -95,9 +113,15 @@ class HttpServer:
         self.stop()
 
     def find(self, name: str, version: str) -> Served:
-        if (name, version) not in self.served or self.fault == NO_MODEL:
+        served = self.models.find(name, version)
+        if served is None or self.fault == NO_MODEL:
             raise Failure(404, f"unknown model {name!r}, version {version}")
-        return self.served[name, version]
+        return served
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -106,15 +130,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.server_state.connections.add(self.connection)
+        self.server_state.open(self.connection)
 
     def finish(self) -> None:
-        self.server_state.connections.discard(self.connection)
+        self.server_state.leave(self.connection)
         with contextlib.suppress(OSError):
             super().finish()
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # a client that does not like the certificate, or left
+        with contextlib.suppress(OSError, Dropped):  # or a client that left
             super().handle()
 
     def log_message(self, *_: Any) -> None:
@@ -170,23 +194,21 @@ class _Handler(BaseHTTPRequestHandler):
             raw = body[place : (place := place + item["parameters"]["binary_data_size"])]
             state.received.append(raw)
             arrays[item["name"]] = from_bytes(raw, DTYPES[item["datatype"]], item["shape"])
-        (result,) = served.run([Asked(arrays, asked["parameters"][BUILD])])
+        result = state.models.run(served, Asked(arrays, asked["parameters"][BUILD]))
         if isinstance(result, str):
             raise Failure(400, result)
         return self._reply(result)
 
     def _misbehave(self) -> None:
-        state = self.server_state
-        if state.fault == HANG:
-            state.released.wait()
-        if state.fault == CRASH:
+        state, fault = self.server_state, self.server_state.fault
+        if fault == HANG:
+            state.hang()
+        if fault == CRASH:
             raise Failure(500, "the model broke")
-        if state.fault == GARBAGE:
+        if fault == GARBAGE:
             self.wfile.write(b"\xff\x07\xff\r\n" * 9)
-        if state.fault in (ABORT, GARBAGE):
-            self.wfile.flush()
-            self.connection.shutdown(socket.SHUT_RDWR)
-            self.close_connection = True
+        if fault in (ABORT, GARBAGE, HANG):
+            raise Dropped
 
     def _reply(self, result: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
         state = self.server_state

@@ -50,6 +50,8 @@ class Proxy:
 
     def close(self) -> None:
         """Drop all connections and take no more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone does not end an accept
         self._listener.close()
         self._flows.set()
         self._drop()

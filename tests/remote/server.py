@@ -26,24 +26,76 @@ OTHER_BUILD, NO_MODEL, SHORT = "other build", "no model", "short"
 build, no such model, a reply with too few bytes."""
 
 
-def serve(repository: Path) -> dict[tuple[str, str], Served]:
-    """Every version of every model in a repository."""
-    return {
-        (model.name, version.name): Served(open_served(version), batches=False)
-        for model in repository.iterdir()
-        if model.is_dir()
-        for version in model.iterdir()
-        if version.is_dir()
-    }
+class Models:
+    """Every version of every model in a repository, run by one thread as Triton's instances are.
+
+    A thread for each request would have a pool of TVM's workers each.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self._served = {
+            (model.name, version.name): Served(open_served(version), batches=False)
+            for model in repository.iterdir()
+            if model.is_dir()
+            for version in model.iterdir()
+            if version.is_dir()
+        }
+        self._instance = ThreadPoolExecutor(1)
+
+    def find(self, name: str, version: str) -> Served | None:
+        return self._served.get((name, version))
+
+    def run(self, served: Served, asked: Asked) -> dict[str, Any] | str:
+        (result,) = self._instance.submit(served.run, [asked]).result()
+        return result
+
+    def close(self) -> None:
+        """Drop what waits, end the thread and release the models."""
+        self._instance.shutdown(cancel_futures=True)
+        for served in self._served.values():
+            served.close()
 
 
-class Server:
+class Faulty:
+    """Something that misbehaves to order.
+
+    Attributes:
+        fault: What goes wrong; nothing if it is ``None``. Calls that hang end when it changes.
+    """
+
+    def __init__(self) -> None:
+        self._fault: str | None = None
+        self._stopped = False
+        self._changed = threading.Condition()
+
+    @property
+    def fault(self) -> str | None:
+        return self._fault
+
+    @fault.setter
+    def fault(self, fault: str | None) -> None:
+        with self._changed:
+            self._fault = fault
+            self._changed.notify_all()
+
+    def hang(self) -> None:
+        """Wait until something else goes wrong, or nothing, or all is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._fault != HANG or self._stopped)
+
+    def let_go(self) -> None:
+        """End the calls that hang, for good."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+
+class Server(Faulty):
     """Serves a repository on a port of its own until it is stopped.
 
     Attributes:
         address: What a client is told.
         place: ``host:port``.
-        fault: What goes wrong in calls to run a model; nothing if it is ``None``.
         calls: Names of the methods that were called.
         received: All bytes that came in with requests to run a model.
     """
@@ -56,13 +108,13 @@ class Server:
         credentials: grpc.ServerCredentials | None = None,
         tells_config: bool = True,
     ) -> None:
-        self.fault: str | None = None
+        super().__init__()
         self.calls: list[str] = []
         self.received: list[bytes] = []
         self._token, self._tells_config = token, tells_config
-        self._served = serve(repository)
-        self._released = threading.Event()
-        self._server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))
+        self._models = Models(repository)
+        self._threads = ThreadPoolExecutor(16)
+        self._server = grpc.server(self._threads, options=(("grpc.so_reuseport", 0),))
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._handler(name), message_types()[asked].FromString
@@ -81,8 +133,11 @@ class Server:
 
     def stop(self) -> None:
         """Drop all connections, calls under way included."""
-        self._released.set()
-        self._server.stop(0).wait()
+        stopped = self._server.stop(0)
+        self.let_go()
+        stopped.wait()
+        self._threads.shutdown()
+        self._models.close()
 
     def __enter__(self) -> Server:
         return self
@@ -106,9 +161,10 @@ class Server:
         return message_types()["ServerLiveResponse"](live=True).SerializeToString()
 
     def _find(self, name: str, version: str, context: grpc.ServicerContext) -> Served:
-        if (name, version) not in self._served or self.fault == NO_MODEL:
+        served = self._models.find(name, version)
+        if served is None or self.fault == NO_MODEL:
             context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model {name!r}, version {version}")
-        return self._served[name, version]
+        return served
 
     def _ModelMetadata(self, request: Any, context: grpc.ServicerContext) -> bytes:
         served = self._find(request.name, request.version, context)
@@ -130,19 +186,20 @@ class Server:
 
     def _ModelInfer(self, request: Any, context: grpc.ServicerContext) -> bytes:
         self.received += request.raw_input_contents
-        if self.fault == HANG:
-            self._released.wait()
-        if self.fault == GARBAGE:
+        fault = self.fault
+        if fault == HANG:
+            self.hang()
+        if fault == GARBAGE:
             return b"\xff\x07\xff" * 9
-        if self.fault == CRASH:
+        if fault == CRASH:
             context.abort(grpc.StatusCode.INTERNAL, "the model broke")
-        if self.fault == ABORT:
+        if fault in (ABORT, HANG):
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         served = self._find(request.model_name, request.model_version, context)
         pairs = zip(request.inputs, request.raw_input_contents, strict=True)
         arrays = {t.name: from_bytes(raw, DTYPES[t.datatype], tuple(t.shape)) for t, raw in pairs}
         builds = [p.value.string_param for p in request.parameters if p.key == BUILD]
-        (result,) = served.run([Asked(arrays, builds[0])])
+        result = self._models.run(served, Asked(arrays, builds[0]))
         if isinstance(result, str):
             context.abort(grpc.StatusCode.INTERNAL, result)
         return self._reply(result).SerializeToString()
