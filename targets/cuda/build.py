@@ -1,6 +1,6 @@
 """From a Relax module to a shared library with kernels for GPUs.
 
-lowered -> pack filters -> legalize -> fuse -> schedule -> plan memory
+lowered -> pack weights -> legalize -> layouts -> fuse -> schedule -> plan memory
         -> LLVM and CUDA source -> nvcc -> link
 """
 
@@ -10,17 +10,24 @@ from collections.abc import Mapping
 
 import tvm
 from hybridc.targets.cuda.architectures import Gpu
+from hybridc.targets.cuda.channels import channels_last
 from hybridc.targets.cuda.filters import channels_innermost
+from hybridc.targets.cuda.matrices import depth_innermost
 from hybridc.targets.cuda.nvcc import compile_source
 from hybridc.targets.cuda.pack import packer
 from hybridc.targets.gpu.constants import CUDA, keep_constants
-from hybridc.targets.gpu.pipeline import fuse
+from hybridc.targets.gpu.pipeline import legalize
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.gpu.scratch import lift_scratch
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
-from hybridc.targets.relax_pipeline import build_executable, export_library, finalize
+from hybridc.targets.relax_pipeline import (
+    build_executable,
+    export_library,
+    finalize,
+    fuse,
+)
 from tvm import relax
 
 from hybridc.bundle.tensors import Array
@@ -40,7 +47,9 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
         DeviceError: No linker for the host's architecture, or no CUDA compiler, is installed.
     """
     link = linker_for(gpu.host)
-    module, weights = channels_innermost(module, weights, gpu.limits.matrix_types)
+    types = gpu.limits.matrix_types
+    module, weights = channels_innermost(module, weights, types)
+    module, weights = depth_innermost(module, weights, types)
     module = compiled_graph(module, gpu)
     executable = build_executable(module, gpu.target)
     pack = packer(lambda source: compile_source(source, gpu.architectures), gpu.host)
@@ -50,7 +59,9 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
 
 def compiled_graph(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
     """The module with scheduled kernels and planned memory."""
-    scheduled = lift_scratch(schedule_module(fuse(module), gpu.target, gpu.limits))
+    types = gpu.limits.matrix_types
+    fused = fuse(channels_last(legalize(module), types), native_bfloat16="bfloat16" in types)
+    scheduled = lift_scratch(schedule_module(fused, gpu.target, gpu.limits))
     scheduled = keep_constants(scheduled, CUDA)
     with gpu.target:
         if not _is_straight(scheduled):

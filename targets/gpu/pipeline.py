@@ -10,8 +10,13 @@ from tvm import relax
 
 def fuse(module: tvm.IRModule) -> tvm.IRModule:
     """Legalize operators to tensor programs and fuse them into kernels."""
+    return relax_pipeline.fuse(legalize(module))
+
+
+def legalize(module: tvm.IRModule) -> tvm.IRModule:
+    """Legalize operators to tensor programs."""
     passes = [
         relax.transform.DecomposeOpsForInference(),
         relax.transform.LegalizeOps(LEGALIZATIONS),
     ]
-    return relax_pipeline.fuse(tvm.transform.Sequential(passes)(module))
+    return tvm.transform.Sequential(passes)(module)

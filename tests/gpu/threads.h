@@ -69,6 +69,16 @@ void multiply(float* sums, const uint* left, const uint* right) {
   meet();
 }
 
+// Four fragments of eight rows of four words; every lane says where one row is.
+inline void load_fragments(uint* words, const uint* row) {
+  int self = thread.x, lane = self % 32, warp = self - lane;
+  operands[self] = {nullptr, row, nullptr};
+  meet();
+  for (int part = 0; part < 4; ++part)
+    words[part] = operands[warp + part * 8 + lane / 4].left[lane % 4];
+  meet();
+}
+
 // Runs a block; gives 0 if all threads met at all barriers.
 inline int run_block(int count, void (*kernel)(void)) {
   constexpr size_t stack = 256 * 1024;

@@ -25,8 +25,16 @@ _KERNEL = re.compile(
     r'extern "C" __global__ void __launch_bounds__\((\d+)\) (\w+)\(([^)]*)\) \{', re.M
 )
 _FIRST = re.compile(r"^(?=(?:template <typename Element>\n)?__device__ __forceinline__ )", re.M)
-_PRODUCT = re.compile(r'asm volatile\("mma\.sync[^"]*(f16|tf32)\.f32 ".*?\);', re.S)
-_ROUND = re.compile(r'asm\("cvt\.rna\.tf32\.f32 %0, %0;" : "\+r"\((words\[i\])\)\);')
+_PRODUCT = re.compile(
+    r'asm(?: volatile)?\("mma\.sync[^"]*(f16|tf32)\.f32 "[^;]*;".*?"r"\((b\[.*?)\), .*?\)\);', re.S
+)
+_LOAD = re.compile(
+    r'asm volatile\("ldmatrix[^;]*;"\s*: "=r"\((\w+\[\w+\])\[0\]\).*?'
+    r'__cvta_generic_to_shared\((.*?)\)\)\) : "memory"\);',
+    re.S,
+)
+_ROUND = re.compile(r'asm\("cvt\.rna\.tf32\.f32 %0, %0;" : "\+r"\((.*?)\)\);')
+_MOST_SHARED = 96 * 1024
 
 
 def source_of(function: tirx.PrimFunc) -> str:
@@ -65,6 +73,9 @@ def run_threads(source: str, grids: list[int], tensors: Mapping[str, Array], fol
         r"^(template <typename Element>\n)?__device__ __forceinline__ ", source, re.M
     ).start()
     shared = re.sub(r"__shared__ (alignas\(\d+\))", r"\1 static", source[begin:])
+    dynamic = rf"alignas(64) static uint \1[{_MOST_SHARED // 4}];"
+    shared = re.sub(r"extern __shared__ __align__\(64\) uint (\w+)\[\];", dynamic, shared)
+    shared = _LOAD.sub(r"machine::load_fragments(\1, \2);", shared)
     body = _PRODUCT.sub(_product, _ROUND.sub(r"round_to_tf32(\1);", shared))
     launches = [_launch(number, *kernel) for number, kernel in enumerate(kernels)]
     text = folder / "kernel.cpp"
@@ -84,7 +95,7 @@ _HEADER = Path(__file__).with_name("threads.h")
 
 def _product(match: re.Match[str]) -> str:
     number = "half" if match[1] == "f16" else "float"
-    return f"machine::multiply<{number}>(c, a[row], b[column]);"
+    return f"machine::multiply<{number}>(c, a[row], &{match[2]});"
 
 
 def _launch(number: int, threads: str, name: str, parameters: str) -> str:

@@ -7,10 +7,13 @@ import onnx
 import pytest
 import tvm
 from hybridc.targets.cuda.architectures import parse_gpu
+from hybridc.targets.cuda.channels import channels_last
 from hybridc.targets.cuda.filters import channels_innermost
-from hybridc.targets.gpu.pipeline import fuse
+from hybridc.targets.cuda.matrices import depth_innermost
+from hybridc.targets.gpu.pipeline import fuse, legalize
 from hybridc.targets.gpu.schedules import fragments
-from hybridc.targets.gpu.schedules.fragment_choice import Cut, rank_cuts
+from hybridc.targets.gpu.schedules.fragment_choice import SHARED, Cut, rank_cuts
+from hybridc.targets.relax_pipeline import fuse as fuse_kernels
 from onnx import TensorProto, numpy_helper
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -59,6 +62,17 @@ def in_type(model, dtype):
     return model
 
 
+def scheduled(function, gpu):
+    """A function on tensor cores, and its source."""
+    with gpu.target:
+        schedule = Schedule(tvm.IRModule({"main": function}))
+        written = fragments.schedule_fragments(schedule, gpu.limits).mod["main"]
+        source = source_of(written)
+    assert "mma.sync" in source
+    assert list(divergent_barriers(source)) == []
+    return written, source
+
+
 def run_on_threads(model, cut, monkeypatch, folder):
     """The result of a model of one kernel, and what ONNX Runtime makes of the same numbers."""
     monkeypatch.setattr(fragments, "rank_cuts", lambda *_: [cut])
@@ -66,13 +80,10 @@ def run_on_threads(model, cut, monkeypatch, folder):
     lowered, inputs, _ = lowered_model(model)
     types = gpu.limits.matrix_types
     module, weights = channels_innermost(lowered.module, lowered.weights, types)
+    if cut.copied:
+        module, weights = depth_innermost(module, weights, types)
     (function,) = (f for f in fuse(module).functions.values() if isinstance(f, tirx.PrimFunc))
-    with gpu.target:
-        schedule = Schedule(tvm.IRModule({"main": function}))
-        written = fragments.schedule_fragments(schedule, gpu.limits).mod["main"]
-        source = source_of(written)
-    assert "mma.sync" in source
-    assert list(divergent_barriers(source)) == []
+    written, source = scheduled(function, gpu)
     dtype = str(function.params[0].dtype)
     arrays = {str(buffer.name): np.zeros(sizes(buffer), dtype) for buffer in function.params}
     scratch = written.body.block.alloc_buffers
@@ -105,12 +116,56 @@ def sizes(buffer):
         (lambda: convolution(16, 40, 8, 3), Cut(32, 64, 1)),
         (lambda: convolution(24, 16, 9, 3, stride=2, batch=2), Cut(64, 32, 2)),
         (lambda: convolution(72, 130, 7, 1), Cut(128, 64, 1)),
+        (lambda: product(40, 72, 56), Cut(32, 32, 1, copied=True)),
+        (lambda: product(130, 200, 72), Cut(128, 128, 1, copied=True)),
+        (lambda: product(33, 264, 70), Cut(64, 64, 2, copied=True)),
     ],
 )
 def test_threads_compute_what_onnx_runtime_does(model, cut, dtype, monkeypatch, tmp_path):
     result, expected = run_on_threads(in_type(model(), dtype), cut, monkeypatch, tmp_path)
     assert result.shape == expected.shape
     assert np.abs(result - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("sizes", "cut"),
+    [
+        ((24, 40, 9, 3, 2), Cut(32, 64, 1, copied=True)),
+        ((72, 24, 7, 1, 1), Cut(64, 32, 1, copied=True)),
+        ((16, 72, 6, 3, 1), Cut(128, 128, 2, copied=True)),
+    ],
+)
+def test_convolutions_with_channels_innermost(sizes, cut, dtype, monkeypatch, tmp_path):
+    channels, filters, size, kernel, stride = sizes
+    attributes = {"pads": [kernel // 2] * 4, "strides": [stride] * 2}
+    nodes = [node("Relu", "x", "r"), node("Conv", "r w", "c", **attributes), node("Relu", "c", "s")]
+    edge = (size - 1) // stride + 1
+    inputs, shape = {"x": (2, channels, size, size)}, (2, filters, edge, edge)
+    weights = {"w": random(filters, channels, kernel, kernel)}
+    last = node("Sigmoid", "s", "y")
+    model = in_type(make_model([*nodes, last], inputs, {"y": shape}, weights), dtype)
+    reference = in_type(make_model(nodes, inputs, {"s": shape}, weights), "float32")
+    monkeypatch.setattr(fragments, "rank_cuts", lambda *_: [cut])
+    gpu = parse_gpu("sm_90,tf32")
+    lowered, *_ = lowered_model(model)
+    types = gpu.limits.matrix_types
+    module, weights = channels_innermost(lowered.module, lowered.weights, types)
+    module = fuse_kernels(channels_last(legalize(module), types))
+    (function,) = (f for v, f in module.functions.items() if "conv2d" in v.name_hint)
+    written, source = scheduled(function, gpu)
+    assert "cp.async" in source
+    data = random(2, size, size, channels, seed=3).clip(0).astype(dtype)
+    result = np.zeros((2, edge, edge, filters), dtype)
+    names = [str(buffer.name) for buffer in function.params]
+    arrays = dict(zip(names, (data, *weights.values(), result), strict=True))
+    scratch = written.body.block.alloc_buffers
+    arrays |= {str(b.name): np.full(list(map(int, b.shape)), np.nan, "f") for b in scratch}
+    run_threads(source, grids_of(written), arrays, tmp_path)
+    feeds = {"x": data.transpose(0, 3, 1, 2).astype("float32")}
+    (expected,) = run_reference(reference, feeds).values()
+    difference = result.transpose(0, 3, 1, 2) - expected
+    assert np.abs(difference).max() < 2e-3 * np.abs(expected).max()
 
 
 def test_half_precision_uses_tensor_cores():
@@ -139,10 +194,15 @@ def test_a_specification_asks_for_tf32():
 
 @pytest.mark.parametrize("shape", [(1, 8, 8, 8), (12, 128, 64, 128), (1, 64, 100_352, 576)])
 @pytest.mark.parametrize("packed", [1, 2])
-def test_every_cut_fits(shape, packed):
-    for cut in rank_cuts(shape, packed):
+@pytest.mark.parametrize("copied", [False, True])
+def test_every_cut_fits(shape, packed, copied):
+    for cut in rank_cuts(shape, packed, copied):
         assert cut.threads <= 1024
-        assert 2 * 4 * (cut.rows + cut.columns) * (cut.words + 4) <= 48 * 1024
+        if copied:
+            assert cut.stages >= 3
+            assert cut.stages * 4 * (cut.rows + cut.columns) * cut.words <= SHARED
+        else:
+            assert 2 * 4 * (cut.rows + cut.columns) * (cut.words + 4) <= 48 * 1024
         assert cut.slices == 1 or cut.slices * cut.words * packed < shape[3]
 
 

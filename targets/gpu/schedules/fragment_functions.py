@@ -221,13 +221,131 @@ __device__ __forceinline__ void {name}(
 #pragma unroll
       for (int column = 0; column < 4; ++column) {{
         float* c = sums + (row * 4 + column) * 4;
-        asm volatile("mma.sync.aligned.{_SHAPES[dtype]} "
-                     "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[row][0]), "r"(a[row][1]), "r"(a[row][2]), "r"(a[row][3]),
-                       "r"(b[column][0]), "r"(b[column][1]));
+        {_product(dtype, " volatile", ("b[column][0]", "b[column][1]"))}
       }}
   }}
 }}
 """
     return Function(name, body)
+
+
+def copy_chunk() -> Function:
+    """``(to, at, chunk, turn, from, index, when)``: begin to copy 16 aligned bytes.
+
+    They go to chunk ``chunk xor turn`` of shared memory behind ``at``. Without the condition zeros
+    are copied.
+    """
+    body = """
+template <typename Element>
+__device__ __forceinline__ void hybridc_copy_chunk(
+    unsigned* to, int at, int chunk, int turn, const Element* from, long long index, int when) {
+  to += at + (chunk ^ turn) * 4;
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                  "l"(from + index), "r"(when ? 16 : 0) : "memory");
+#else
+  __builtin_memset(to, 0, 16);
+  if (when) __builtin_memcpy(to, from + index, 16);
+#endif
+}
+"""
+    return Function("hybridc_copy_chunk", body)
+
+
+def end_copies() -> Function:
+    """``()``: what was begun to be copied since the last call becomes one group."""
+    body = """
+__device__ __forceinline__ void hybridc_end_copies() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+"""
+    return Function("hybridc_end_copies", body)
+
+
+def await_copies(left: int) -> Function:
+    """``()``: wait until no more than so many groups are on their way."""
+    body = f"""
+__device__ __forceinline__ void hybridc_await_copies_{left}() {{
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.wait_group {left};" ::: "memory");
+#endif
+}}
+"""
+    return Function(f"hybridc_await_copies_{left}", body)
+
+
+def multiply_chunks(dtype: str, rows: int, columns: int, words: int) -> Function:
+    """``(sums, tiles, left, right, lane)``: add a warp's products of one step to its sums.
+
+    As :func:`multiply`, for tiles as :mod:`.fragment_copies` keeps them, eight rows of which are
+    read at once by ``ldmatrix``.
+
+    Args:
+        dtype: Type of the factors.
+        rows: Fragments of 16 rows.
+        columns: Fragments of 8 columns, an even number.
+        words: Depth of the step.
+    """
+    name = f"hybridc_multiply_chunks_{dtype}_{rows}_{columns}_{words}"
+    depth = "((depth + {}) ^ turn)"
+    first = f"left + row * {16 * words} + {depth.format('lane / 16 * 4')}"
+    second = f"right + pair * {16 * words} + {depth.format('lane / 8 % 2 * 4')}"
+    right = ("b[column / 2][column % 2 * 2]", "b[column / 2][column % 2 * 2 + 1]")
+    body = f"""
+__device__ __forceinline__ void {name}(
+    float* sums, const unsigned* tiles, int left_at, int right_at, int lane) {{
+  const int turn = lane % 8 / {32 // words} % {words // 4} * 4;
+  const unsigned* left = tiles + left_at + lane % 16 * {words};
+  const unsigned* right = tiles + right_at + (lane / 16 * 8 + lane % 8) * {words};
+#pragma unroll
+  for (int depth = 0; depth < {words}; depth += 8) {{
+    unsigned a[{rows}][4], b[{columns // 2}][4];
+#pragma unroll
+    for (int row = 0; row < {rows}; ++row) {{
+      {_load("a[row]", first)}
+{_rounded("a[row]", dtype)}
+    }}
+#pragma unroll
+    for (int pair = 0; pair < {columns // 2}; ++pair) {{
+      {_load("b[pair]", second)}
+{_rounded("b[pair]", dtype)}
+    }}
+#pragma unroll
+    for (int row = 0; row < {rows}; ++row)
+#pragma unroll
+      for (int column = 0; column < {columns}; ++column) {{
+        float* c = sums + (row * {columns} + column) * 4;
+        {_product(dtype, "", right)}
+      }}
+  }}
+}}
+"""
+    return Function(name, body)
+
+
+def _product(dtype: str, volatile: str, right: tuple[str, str]) -> str:
+    """Statement that adds the product of fragments ``a[row]`` and ``right`` to ``c``."""
+    return f"""asm{volatile}("mma.sync.aligned.{_SHAPES[dtype]} "
+            "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[row][0]), "r"(a[row][1]), "r"(a[row][2]), "r"(a[row][3]),
+              "r"({right[0]}), "r"({right[1]}));"""
+
+
+def _load(to: str, source: str) -> str:
+    """Statement that loads four fragments of eight rows and four words into four registers."""
+    outputs = ", ".join(f'"=r"({to}[{index}])' for index in range(4))
+    return f"""asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+          : {outputs}
+          : "r"(static_cast<unsigned>(__cvta_generic_to_shared({source}))) : "memory");"""
+
+
+def _rounded(words: str, dtype: str) -> str:
+    """Statements that round four words to tf32, where they are float32."""
+    if dtype != "float32":
+        return ""
+    lines = (f'asm("cvt.rna.tf32.f32 %0, %0;" : "+r"({words}[{i}]));' for i in range(4))
+    return "\n".join(f"      {line}" for line in lines)

@@ -3,10 +3,16 @@
     sum[b, m, n] = sum over k of left(b, m, k) * right(b, n, k)
 
 A block of threads computes one tile of the sums, step by step along k. A step's factors lie in
-shared memory, which has room for two steps: while one is multiplied, the next is on its way.
+shared memory, which has room for some steps: while one is multiplied, others are on their way.
+Where the factors are copied through registers, there is room for two:
 
     fetch step 0;  store it in half 0;  barrier
     each step:     fetch the next;  multiply this one;  store the next in the other half;  barrier
+
+Where they get there by themselves, as :mod:`.fragment_copies` tells, there is room for more:
+
+    begin to copy steps 0 to s - 2
+    each step:     await it;  barrier;  begin to copy step s - 1 from here;  multiply this one
 
 Where there are few tiles and k is long, k is cut into slices; a second kernel adds up the slices.
 """
@@ -19,7 +25,14 @@ from typing import Any
 
 from hybridc.targets.gpu.schedules.factors import Product
 from hybridc.targets.gpu.schedules.fragment_choice import WARP_COLUMNS, Cut
-from hybridc.targets.gpu.schedules.fragment_functions import multiply, write_words
+from hybridc.targets.gpu.schedules.fragment_copies import Copy
+from hybridc.targets.gpu.schedules.fragment_functions import (
+    await_copies,
+    end_copies,
+    multiply,
+    multiply_chunks,
+    write_words,
+)
 from hybridc.targets.gpu.schedules.fragment_moves import (
     Move,
     Side,
@@ -75,8 +88,10 @@ class _Writer:
         product: What is computed.
         cut: How it is cut.
         steps: Steps of a slice.
-        moves: How both factors get to shared memory.
-        shared: That memory, two halves.
+        sides: The tiles of both factors.
+        moves: How they get to shared memory through registers, if they do.
+        copies: How they get there by themselves, if they do.
+        shared: That memory, room for some steps.
         sums: A thread's sums: by fragment of rows, fragment of columns, and as the instruction
             has them.
         analyzer: Knows how far the variables go.
@@ -87,7 +102,9 @@ class _Writer:
     product: Product
     cut: Cut
     steps: int
-    moves: tuple[Move, Move]
+    sides: tuple[Side, Side]
+    moves: tuple[Move, ...]
+    copies: tuple[Copy, ...]
     shared: Any
     sums: Any
     analyzer: sym.Analyzer
@@ -104,7 +121,8 @@ class _Writer:
         depth = product.shape[3]
         step = cut.words * sides[0].packed
         steps = -(-depth // (step * cut.slices))
-        shared = _buffer(2 * sum(side.size for side in sides), "uint32", "tiles", "shared")
+        words = cut.stages * sum(_size(side, cut) for side in sides)
+        shared = _buffer(words, "uint32", "tiles", "shared.dyn" if cut.copied else "shared")
         block, thread = tirx.Var("block", "int64"), tirx.Var("thread", "int64")
         analyzer = sym.Analyzer()
         analyzer.bind(thread, Range(int64(0), int64(cut.threads)))
@@ -114,9 +132,13 @@ class _Writer:
             registers = _buffer(registers_for(side, cut.threads), "uint32", "next", "local")
             return Move(side, cut.threads, thread, registers, shared, analyzer, within)
 
-        sums = _buffer(cut.warp_rows * WARP_COLUMNS // LANES, "float32", "sums", "local")
-        moves = (move(sides[0]), move(sides[1]))
-        return cls(product, cut, steps, moves, shared, sums, analyzer, block, thread)
+        def copy(side: Side) -> Copy:
+            return Copy(side, cut.threads, thread, shared, analyzer, within)
+
+        moves = () if cut.copied else tuple(map(move, sides))
+        copies = tuple(map(copy, sides)) if cut.copied else ()
+        sums = _buffer(cut.warp_rows * cut.warp_columns // LANES, "float32", "sums", "local")
+        return cls(product, cut, steps, sides, moves, copies, shared, sums, analyzer, block, thread)
 
     @property
     def _tiles(self) -> tuple[int, int]:
@@ -141,8 +163,10 @@ class _Writer:
         return self.block // across % down * self.cut.rows, self.block % across * self.cut.columns
 
     @property
-    def _half(self) -> int:
-        return sum(move.side.size for move in self.moves)
+    def _sizes(self) -> tuple[int, int]:
+        """Words of shared memory that a step's factors take."""
+        left, right = self.sides
+        return _size(left, self.cut), _size(right, self.cut)
 
     def kernel(self, finish: Finish, width: int) -> Any:
         """The kernel.
@@ -158,11 +182,16 @@ class _Writer:
         registers = [move.registers for move in self.moves]
         body = [tirx.AllocBuffer(buffer) for buffer in (self.shared, self.sums, *registers)]
         body += [tirx.BufferStore(self.sums, zero, [int64(i)]) for i in range(count)]
-        body += [*self._fetch(int64(0)), *self._store(int64(0)), _barrier()]
-        body += [serial_loop(self.steps, self._step, "step"), *self._results(finish, width)]
+        body += self._copied_steps() if self.cut.copied else self._moved_steps()
+        body += self._results(finish, width)
         return launch(sequence(body), int64(blocks), self.cut.threads, self.block, self.thread)
 
-    def _step(self, step: Any) -> Any:
+    def _moved_steps(self) -> list[Any]:
+        """All steps, where factors are copied through registers."""
+        first = [*self._fetch(int64(0)), *self._store(int64(0)), _barrier()]
+        return [*first, serial_loop(self.steps, self._moved_step, "step")]
+
+    def _moved_step(self, step: Any) -> Any:
         multiplied = self._multiply(step % 2)
         if self.steps == 1:
             return multiplied
@@ -171,35 +200,63 @@ class _Writer:
         store = tirx.IfThenElse(more, sequence(self._store((step + 1) % 2)), None)
         return sequence([fetch, multiplied, store, _barrier()])
 
+    def _copied_steps(self) -> list[Any]:
+        """All steps, where factors get to shared memory by themselves."""
+        ahead = self.cut.stages - 1
+        first = [part for step in range(ahead) for part in self._begin(int64(step))]
+        return [*first, serial_loop(self.steps, self._copied_step, "step")]
+
+    def _copied_step(self, step: Any) -> Any:
+        """A step; at the barrier all threads are through with the step before it."""
+        ahead = self.cut.stages - 1
+        begun = self._begin(self.analyzer.simplify(step + ahead))
+        awaited = [await_copies(ahead - 1).run(), _barrier()]
+        return sequence([*awaited, *begun, self._multiply(step % self.cut.stages)])
+
+    def _begin(self, step: Any) -> list[Any]:
+        """Begin to copy a step's factors, if there is such a step."""
+        depth = (self.slice * self.steps + step) * (self.cut.words * self.sides[0].packed)
+        start = step % self.cut.stages * sum(self._sizes)
+        starts = (start, start + self._sizes[0])
+        copies = [
+            part
+            for copy, row, place in zip(self.copies, self._corner, starts, strict=True)
+            for part in copy.begin(self._batch, row, depth, place)
+        ]
+        when = self.analyzer.simplify(step < self.steps)
+        return [tirx.IfThenElse(when, sequence(copies), None), end_copies().run()]
+
     def _fetch(self, step: Any) -> list[Any]:
         """Bring a step's factors into registers."""
-        depth = (self.slice * self.steps + step) * (self.cut.words * self.moves[0].side.packed)
+        depth = (self.slice * self.steps + step) * (self.cut.words * self.sides[0].packed)
         origins = zip(self.moves, self._corner, strict=True)
         return [part for move, row in origins for part in move.fetch(self._batch, row, depth)]
 
     def _store(self, half: Any) -> list[Any]:
         """Move what was fetched to shared memory."""
         left, right = self.moves
-        start = half * self._half
+        start = half * sum(self._sizes)
         return [*left.store(start), *right.store(start + left.side.size)]
 
     @property
     def _warp(self) -> tuple[Any, Any]:
         """First row and column of the warp in its tile."""
-        warp, across = self.thread // LANES, self.cut.columns // WARP_COLUMNS
-        return warp // across * self.cut.warp_rows, warp % across * WARP_COLUMNS
+        warp, across = self.thread // LANES, self.cut.columns // self.cut.warp_columns
+        return warp // across * self.cut.warp_rows, warp % across * self.cut.warp_columns
 
-    def _multiply(self, half: Any) -> Any:
-        sides = [move.side for move in self.moves]
-        strides = [side.strides for side in sides]
-        starts = (half * self._half, half * self._half + sides[0].size)
+    def _multiply(self, slot: Any) -> Any:
+        cut = self.cut
+        strides = [(cut.words, 1) if cut.copied else side.strides for side in self.sides]
+        starts = (slot * sum(self._sizes), slot * sum(self._sizes) + self._sizes[0])
         places = [
             self.analyzer.simplify(start + place * stride[0])
             for start, place, stride in zip(starts, self._warp, strides, strict=True)
         ]
-        function = multiply(
-            self.product.left.dtype, self.cut.warp_rows // 16, self.cut.words, *strides
-        )
+        dtype, rows = self.product.left.dtype, cut.warp_rows // 16
+        if cut.copied:
+            function = multiply_chunks(dtype, rows, cut.warp_columns // 8, cut.words)
+        else:
+            function = multiply(dtype, rows, cut.words, *strides)
         return function.run(self.sums, self.shared, *places, self.thread % LANES)
 
     def _results(self, finish: Finish, width: int) -> list[Any]:
@@ -208,15 +265,30 @@ class _Writer:
         (row, column), (down, across) = self._corner, self._warp
         row, column = row + down + lane // 4, column + across + lane % 4 * NEIGHBORS
         return [
-            self._row(finish, width, (fragment, part), row + fragment * 16 + part * 8, column)
+            self._row(
+                finish,
+                width,
+                (fragment, part, group),
+                row + fragment * 16 + part * 8,
+                column + group * WARP_COLUMNS,
+            )
             for fragment in range(self.cut.warp_rows // 16)
             for part in range(2)
+            for group in range(self.cut.warp_columns // WARP_COLUMNS)
         ]
 
     def _row(
-        self, finish: Finish, width: int, place: tuple[int, int], row: Any, column: Any
+        self, finish: Finish, width: int, place: tuple[int, int, int], row: Any, column: Any
     ) -> Any:
-        """The results of one row; ``place`` is its fragment, and which half of that."""
+        """Results of one row.
+
+        Args:
+            finish: What is done with a sum.
+            width: How many are written at once.
+            place: Their fragment, which half of that, and which 32 columns of the warp.
+            row: Their row.
+            column: The first one's column.
+        """
         _, rows, columns, _ = self.product.shape
         parts = []
         for start in range(0, NEIGHBORS, width):
@@ -231,9 +303,10 @@ class _Writer:
         body = sequence(parts)
         return tirx.IfThenElse(row < rows, body, None) if rows % self.cut.rows else body
 
-    def _sum(self, place: tuple[int, int], index: int) -> Any:
-        fragment, part = place
-        number = (fragment * 4 + index // 2) * 4 + part * 2 + index % 2
+    def _sum(self, place: tuple[int, int, int], index: int) -> Any:
+        fragment, part, group = place
+        first = fragment * self.cut.warp_columns // 8 + group * 4
+        number = (first + index // 2) * 4 + part * 2 + index % 2
         return tirx.BufferLoad(self.sums, [int64(number)])
 
     def _write(self, stores: Sequence[tuple[Any, Any, list[Any]]]) -> Any:
@@ -277,6 +350,11 @@ def _total(product: Product, slices: int, partial: Any, finish: Finish) -> Any:
     if count % TOTAL_THREADS:
         inside = tirx.IfThenElse(number < count, inside, None)
     return launch(inside, int64(-(-count // TOTAL_THREADS)), TOTAL_THREADS, block, thread)
+
+
+def _size(side: Side, cut: Cut) -> int:
+    """Words of shared memory that a factor takes in a step."""
+    return side.rows * cut.words if cut.copied else side.size
 
 
 def _buffer(size: int, dtype: str, name: str, scope: str) -> Any:

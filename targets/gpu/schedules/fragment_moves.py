@@ -171,12 +171,12 @@ class Move:
         """Neighbors in memory, all at once."""
         source, address, when = self._load(batch, row, depth)
         place = (self.registers, int64(to))
-        return fetch_words(words).run(*place, _start(source), address, when)
+        return fetch_words(words).run(*place, start_of(source), address, when)
 
     def _load(self, batch: Any, row: Any, depth: Any) -> tuple[Any, Any, Any]:
         """Buffer, number and condition of an element that is loaded."""
         source, address, when = self.side.factor.address_at(batch, row, depth)
-        when = self._simple(tirx.all(when, *self._inside(row, depth)))
+        when = self._simple(tirx.all(when, *inside(self.side, self.within, row, depth)))
         return source, self._simple(address), when
 
     def _word(self, to: int, batch: Any, row: Any, depth: Any) -> Any:
@@ -189,23 +189,17 @@ class Move:
             return self._words(to, 1, batch, row, depth)
         source, first, is_first = self._load(batch, row, depth)
         _, second, is_second = self._load(batch, row, depth + 1)
-        place = (self.registers, int64(to), _start(source))
+        place = (self.registers, int64(to), start_of(source))
         return fetch_pair().run(*place, first, is_first, second, is_second)
 
     def _value(self, batch: Any, row: Any, depth: Any) -> Any:
         """An element that is computed."""
         value = self._simple(self.side.factor.at(batch, row, depth))
-        conditions = self._inside(row, depth)
+        conditions = inside(self.side, self.within, row, depth)
         if not conditions:
             return value
         zero = tirx.const(0, self.side.factor.dtype)
         return tirx.if_then_else(self._simple(tirx.all(*conditions)), value, zero)
-
-    def _inside(self, row: Any, depth: Any) -> list[Any]:
-        """Conditions under which an element exists."""
-        _, rows, depths = self.side.factor.extents
-        conditions = [] if rows % self.side.rows == 0 else [row < rows]
-        return conditions if self.within else [*conditions, depth < depths]
 
     def _store_columns(self, origin: int, start: Any, inner: Any) -> Any:
         """Two columns at a time, since so many keep together."""
@@ -224,12 +218,27 @@ class Move:
         return self.analyzer.simplify(expression)
 
 
+def inside(side: Side, within: bool, row: Any, depth: Any) -> list[Any]:
+    """Conditions under which an element of a factor exists.
+
+    Args:
+        side: The factor's tile.
+        within: Whether no step goes beyond the depth.
+        row: The element's row.
+        depth: Its depth.
+    """
+    _, rows, depths = side.factor.extents
+    conditions = [] if rows % side.rows == 0 else [row < rows]
+    return conditions if within else [*conditions, depth < depths]
+
+
 def registers_for(side: Side, threads: int) -> int:
     """Words that a thread fetches for a tile."""
     return _passes(side, threads) * _unit(side)
 
 
-def _start(buffer: Any) -> Any:
+def start_of(buffer: Any) -> Any:
+    """The address of a buffer."""
     return tirx.address_of(tirx.BufferLoad(buffer, [int64(0)] * len(buffer.shape)))
 
 

@@ -12,7 +12,9 @@ import tvm
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.factors import extract_product
 from hybridc.targets.gpu.schedules.fragment_choice import rank_cuts
+from hybridc.targets.gpu.schedules.fragment_copies import can_copy
 from hybridc.targets.gpu.schedules.fragment_kernel import write_kernels
+from hybridc.targets.gpu.schedules.fragment_moves import Side
 from hybridc.targets.gpu.schedules.product import only_product, right_along_depth
 from hybridc.targets.llvm.schedules.blocks import changed, loads_of, store_of
 from hybridc.targets.llvm.schedules.loops import Misfit
@@ -31,7 +33,8 @@ def schedule_fragments(schedule: Schedule, limits: Limits) -> Schedule:
     main = only_product(schedule)
     _check_types(schedule.get(main), limits)
     product = extract_product(schedule, main, right_along_depth(schedule, main))
-    cut = rank_cuts(product.shape, 1 if product.left.dtype == "float32" else 2)[0]
+    sides = (Side(product.left, 32, 32, is_right=False), Side(product.right, 32, 32, is_right=True))
+    cut = rank_cuts(product.shape, sides[0].packed, all(map(can_copy, sides)))[0]
     kernels, buffers = write_kernels(product, cut)
     root = changed(function.body.block, body=sequence(kernels), alloc_buffers=buffers)
     written = function.with_body(SBlockRealize([], True, root))
