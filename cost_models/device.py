@@ -55,6 +55,8 @@ class DeviceProfile:
         launch_seconds: Time that starting a kernel costs.
         synchronize_seconds: Time that waiting for the device costs, once for each copy out of it.
         handoff_seconds: Time until it begins with a tensor of another device in the same memory.
+        handoff_seconds_per_byte: What each byte of that tensor adds; where it is not known, the
+            tensor comes from the memory behind all caches.
         in_host_memory: Whether it computes in the host's memory.
         to_host: Its link to the host's memory; only for memory of its own.
         from_host: The link back.
@@ -74,6 +76,7 @@ class DeviceProfile:
     launch_seconds: float
     synchronize_seconds: float = 0.0
     handoff_seconds: float = HANDOFF_SECONDS
+    handoff_seconds_per_byte: float | None = None
     in_host_memory: bool = True
     to_host: Route | None = None
     from_host: Route | None = None
@@ -90,6 +93,13 @@ class DeviceProfile:
     def level(self, count: int) -> MemoryLevel:
         """The fastest memory that holds so many bytes."""
         return next((level for level in self.memory if level.bytes >= count), self.memory[-1])
+
+    @property
+    def handoff_per_byte(self) -> float:
+        """Seconds that a byte of another device's tensor in the same memory adds."""
+        if self.handoff_seconds_per_byte is not None:
+            return self.handoff_seconds_per_byte
+        return 1 / self.memory[-1].bytes_per_second
 
     def joules(self, operations: int, count: int, seconds: float) -> float | None:
         """Energy of some operations on some bytes that take some time; ``None`` if not known."""
@@ -157,6 +167,7 @@ def check_profile(profile: DeviceProfile) -> None:
         raise ValueError("a peak, size, bandwidth or efficiency is not above zero")
     prices = [profile.joules_per_operation, profile.joules_per_byte, profile.watts]
     amounts = [profile.launch_seconds, profile.synchronize_seconds, profile.handoff_seconds]
+    amounts += [profile.handoff_per_byte]
     amounts += [price or 0.0 for price in (*prices, profile.dollars_per_hour)]
     amounts += [amount for r in routes for amount in (r.latency_seconds, r.joules_per_byte)]
     if not all(0 <= amount < math.inf for amount in amounts):

@@ -1,8 +1,8 @@
 """Build a calibration bundle: micro-kernels, and every group of the models that matter.
 
 Each group is built as a part of its own by every target that can compile it, in the way in which a
-compile builds parts. A group alone reads and writes tensors in the model's own layout, so its time
-may be above that of the same group in the middle of a part; what is measured is what was built.
+compile builds parts. :mod:`hybridc.calibration.kernel` says what is done to time it as it would run
+in the middle of a part.
 """
 
 from __future__ import annotations
@@ -83,11 +83,13 @@ class Candidate:
         section: Its nodes with their border.
         purpose: What it is for, see :mod:`hybridc.calibration.record`.
         work: What it does.
+        footprint: Bytes of all weights of the model that it is from.
     """
 
     section: Section
     purpose: str
     work: GroupWork
+    footprint: int = 0
 
 
 @dataclass
@@ -186,7 +188,12 @@ def _model_candidates(request: ModelRequest, devices: Sequence[Device]) -> list[
         refused |= set(placed.refusals)
     groups = make_groups(list(model.graph), refused)
     found = [_candidate(model.graph, group, GROUP) for group in groups]
-    return [one for one in found if one.work.is_known and not one.work.is_view]
+    footprint = sum(one.work.weight_bytes for one in found)
+    return [
+        dataclasses.replace(one, footprint=footprint)
+        for one in found
+        if one.work.is_known and not one.work.is_view
+    ]
 
 
 def _candidate(graph: ir.Graph, group: Group, purpose: str) -> Candidate:
@@ -267,7 +274,9 @@ def _add(
     collected.specs.append(
         dataclasses.replace(part_spec(built), inputs=tuple(ends[0]), outputs=tuple(ends[1]))
     )
-    collected.kernels.append(Kernel(part.name, code, candidate.purpose, candidate.work))
+    collected.kernels.append(
+        Kernel(part.name, code, candidate.purpose, candidate.work, candidate.footprint)
+    )
     collected.inputs.update({key: _spec(key, value) for key, value in ends[0].items()})
     collected.outputs.update({key: _spec(key, value) for key, value in ends[1].items()})
 

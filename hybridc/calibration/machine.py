@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.measured import Measurement
 
-SCHEMA = "1.0"
+SCHEMA = "1.1"
 
 
 @dataclass(frozen=True)

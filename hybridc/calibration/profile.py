@@ -37,12 +37,14 @@ class Kernels:
 
     Attributes:
         handoff: Until a part begins whose inputs are there; ``None`` if that is not known.
+        handoff_per_byte: What each byte adds to that; ``None`` if there is no other CPU device.
         launch: A kernel that computes next to nothing; ``None`` if it did not run.
         own: Kernels with their times, less that of a call.
         synchronizing: Waiting for the device; ``None`` for one that needs no waiting.
     """
 
     handoff: Timing | None
+    handoff_per_byte: Timing | None
     launch: Timing | None
     own: Sequence[tuple[Kernel, Timing]]
     synchronizing: Timing | None
@@ -72,6 +74,9 @@ def make_profile(
     figures = [_figure("launch_seconds", launch), *found, *bandwidths]
     if kernels.handoff is not None:
         figures.append(_figure("handoff_seconds", kernels.handoff))
+    per_byte = kernels.handoff_per_byte
+    if per_byte is not None:
+        figures.append(_figure("handoff_seconds_per_byte", per_byte))
     if kernels.synchronizing is not None:
         figures.append(_figure("synchronize_seconds", kernels.synchronizing))
     profile = DeviceProfile(
@@ -83,6 +88,7 @@ def make_profile(
         launch_seconds=launch.seconds,
         synchronize_seconds=kernels.synchronizing.seconds if kernels.synchronizing else 0.0,
         handoff_seconds=kernels.handoff.seconds if kernels.handoff else HANDOFF_SECONDS,
+        handoff_seconds_per_byte=per_byte.seconds if per_byte else None,
         in_host_memory=copies is None,
     )
     if copies is None:

@@ -19,7 +19,7 @@ from hybridc.errors import BundleError, UsageError
 CALIBRATION = "calibration.json"
 """Name of this description in a bundle."""
 
-SCHEMA = "1.0"
+SCHEMA = "1.1"
 
 CALL = "call"
 LAUNCH = "launch"
@@ -52,12 +52,14 @@ class Kernel:
         purpose: ``call`` (nothing is computed), ``launch`` (a chain of kernels that compute next to
             nothing), ``bandwidth`` (an element-wise kernel, for the memory's levels) or ``group``.
         work: What it does.
+        footprint: Bytes of weights that its model reads between two runs of it.
     """
 
     part: str
     code: int
     purpose: str
     work: GroupWork
+    footprint: int = 0
 
 
 @dataclass(frozen=True)

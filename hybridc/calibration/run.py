@@ -2,15 +2,17 @@
 
     call      a part that computes nothing: what every call of a part takes
     launch    one of a chain of kernels that compute next to nothing, less a call
-    kernel    a group, less a call, and no less than a launch
+    kernel    a group, less a call and changes of layout at its borders, and no less than a launch
     copy      tensors of several sizes to a device's memory and back: latency and bandwidth
+    handoff   from one CPU device to another: a call, the way to the other's thread, and what the
+              tensor's bytes cost: changes of layout, and to be read from the other's caches
 
 A CPU under several names is measured on each name's own cores, as the loader would run it.
 """
 
 from __future__ import annotations
 
-import threading
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,11 +23,14 @@ import numpy as np
 import hybridc
 from hybridc.bundle.manifest import DeviceSpec, Manifest, PartSpec
 from hybridc.bundle.read import Bundle, open_bundle
+from hybridc.calibration.kernel import ReadyKernel, ready
 from hybridc.calibration.machine import SCHEMA, Machine, MachineDevice
+from hybridc.calibration.passing import Passing, measure_passing
 from hybridc.calibration.profile import Copies, Kernels, make_profile
 from hybridc.calibration.record import (
     CALIBRATION,
     CALL,
+    GROUP,
     LAUNCH,
     Calibration,
     Code,
@@ -37,14 +42,13 @@ from hybridc.cost_models.measured import Code as MeasuredCode
 from hybridc.cost_models.measured import Measurement
 from hybridc.errors import BundleError, UsageError
 from hybridc.progress import Progress
-from hybridc.runtime.arrays import make_inputs
 from hybridc.runtime.cuda import load_runtime_library
 from hybridc.runtime.library import load_runtime
 from hybridc.runtime.machine import why_not
 from hybridc.runtime.parts import load_part
 from hybridc.runtime.tensors import HOST, Place, copy, move, synchronize, to_tensor
 from hybridc.runtime.threads import Cores, available_cores, use_threads
-from hybridc.runtime.workers import Workers, cores_of
+from hybridc.runtime.workers import cores_of
 
 DEFAULT_SECONDS = 0.5
 """Time after which a kernel whose figure does not rest is left as it is."""
@@ -101,7 +105,7 @@ def run_calibration(
                 continue
             _prepare(session, spec)
             if len(shares) > 1 and passing is None:
-                passing = _passing(shares, limit)
+                passing = measure_passing(shares, limit)
             cores = shares.get(name, available_cores())
             with ThreadPoolExecutor(1) as thread:  # a thread of its own, whose cores may be set
                 measured = thread.submit(
@@ -138,7 +142,7 @@ def _measure_device(
     spec: DeviceSpec,
     code: Code,
     cores: Cores,
-    passing: Timing | None,
+    passing: Passing | None,
     notes: list[str],
 ) -> MachineDevice:
     if spec.architecture:
@@ -146,17 +150,17 @@ def _measure_device(
     number = session.calibration.codes.index(code)
     own = [kernel for kernel in session.calibration.kernels if kernel.code == number]
     place = HOST
-    timed: list[tuple[Kernel, Timing]] = []
+    timed: list[_Timed] = []
     waiting = Timing(0.0, 0.0, 0)
     for index, kernel in enumerate(own):
         session.progress(f"{spec.name}: kernel {index + 1} of {len(own)}")
         try:
-            ready = _Ready.load(session, kernel, len(cores))
-            place = ready.place
-            time = measure(ready.run, session.limit)
-            timed.append((kernel, time))
+            loaded = _load(session, kernel, len(cores))
+            place = loaded.place
+            time = measure(loaded.run, session.limit)
+            timed.append(_Timed(kernel, time, loaded.layout_seconds()))
             if kernel.purpose == LAUNCH and place != HOST:
-                waiting = measure(ready.run_and_wait, session.limit).without(time.seconds)
+                waiting = measure(loaded.run_and_wait, session.limit).without(time.seconds)
         except Exception as error:  # a kernel that does not run is left out, not the rest
             notes.append(f"{spec.name}: {kernel.part}: {_first_line(error)}")
     copies = _copies(place, session.limit) if place != HOST else None
@@ -167,62 +171,53 @@ def _measure_device(
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """A kernel that is loaded, with its inputs where it needs them."""
+class _Timed:
+    """A kernel with its time, and how much of it changes layouts at its borders."""
 
-    function: Callable[..., Any]
-    arguments: Sequence[Any]
-    place: Place
-
-    @classmethod
-    def load(cls, session: _Session, kernel: Kernel, threads: int) -> _Ready:
-        """Load the part of a kernel and make inputs for it."""
-        spec = session.part(kernel.part)
-        part = load_part(session.manifest, spec, session.bundle.read_code, session.weights, threads)
-        function, trailing = part.start()
-        specs = {one.name: one for one in session.manifest.inputs}
-        arrays = make_inputs([specs[name] for name in spec.inputs], {}, 0)
-        tensors = [move(to_tensor(arrays[name]), part.place) for name in spec.inputs]
-        return cls(function, (*tensors, *trailing), part.place)
-
-    def run(self, count: int) -> None:
-        """Run so often, and wait for the device at the end."""
-        function, arguments = self.function, self.arguments
-        for _ in range(count):
-            function(*arguments)
-        synchronize(self.place)
-
-    def run_and_wait(self, count: int) -> None:
-        """Run so often, and wait for the device each time."""
-        for _ in range(count):
-            self.function(*self.arguments)
-            synchronize(self.place)
+    kernel: Kernel
+    time: Timing
+    layout: float
 
 
-def _without_calls(
-    timed: Sequence[tuple[Kernel, Timing]], waiting: Timing, passing: Timing | None
-) -> Kernels:
+def _load(session: _Session, kernel: Kernel, threads: int) -> ReadyKernel:
+    spec = session.part(kernel.part)
+    part = load_part(session.manifest, spec, session.bundle.read_code, session.weights, threads)
+    return ready(session.manifest, spec, part, kernel.footprint)
+
+
+def _without_calls(timed: Sequence[_Timed], waiting: Timing, passing: Passing | None) -> Kernels:
     """Times of kernels by themselves, and of what comes with each call."""
-    call = next((time for kernel, time in timed if kernel.purpose == CALL), None)
+    call = next((one.time for one in timed if one.kernel.purpose == CALL), None)
     empty = call.seconds if call else 0.0
     launch = next(
         (
-            time.without(empty).share(len(kernel.work.nodes))
-            for kernel, time in timed
-            if kernel.purpose == LAUNCH
+            one.time.without(empty).share(len(one.kernel.work.nodes))
+            for one in timed
+            if one.kernel.purpose == LAUNCH
         ),
         None,
     )
+    least = launch.seconds if launch else 1e-9
     own = [
-        (kernel, time.without(empty, launch.seconds if launch else 1e-9))
-        for kernel, time in timed
-        if kernel.purpose not in (CALL, LAUNCH)
+        (one.kernel, one.time.without(empty + one.layout, least))
+        for one in timed
+        if one.kernel.purpose not in (CALL, LAUNCH)
     ]
     synchronizing = waiting if waiting.runs else None
-    handoff = call
-    if call is not None and passing is not None:
-        handoff = Timing(call.seconds + passing.seconds, passing.spread, passing.runs)
-    return Kernels(handoff, launch, own, synchronizing)
+    if call is None or passing is None:
+        return Kernels(call, None, launch, own, synchronizing)
+    start = Timing(call.seconds + passing.start.seconds, passing.start.spread, passing.start.runs)
+    per_byte = dataclasses.replace(
+        passing.per_byte, seconds=passing.per_byte.seconds + 2 * _layout_per_byte(timed)
+    )
+    return Kernels(start, per_byte, launch, own, synchronizing)
+
+
+def _layout_per_byte(timed: Sequence[_Timed]) -> float:
+    """What changing the layout of a tensor costs on average, those without one included."""
+    works = [(one.kernel.work, one.layout) for one in timed if one.kernel.purpose == GROUP]
+    count = sum(work.read_bytes + work.written_bytes for work, _ in works)
+    return sum(layout for _, layout in works) / count if count else 0.0
 
 
 def _measurements(session: _Session, code: Code, kernels: Kernels) -> tuple[Measurement, ...]:
@@ -241,29 +236,6 @@ def _copies(place: Place, limit: float) -> Copies:
         there[count] = measure(_copier(host, device, place), limit)
         back[count] = measure(_copier(device, host, place), limit)
     return Copies(there, back)
-
-
-def _passing(shares: Mapping[str, Cores], limit: float) -> Timing:
-    """Time until a worker begins what another one handed to it."""
-    workers = Workers(shares, 0)
-    ends = list(shares)[:2]
-    done = threading.Event()
-
-    def hand_on(left: int) -> None:
-        if left:
-            workers.submit(ends[left % 2], (0, 0), lambda: hand_on(left - 1))
-        else:
-            done.set()
-
-    def run(count: int) -> None:
-        done.clear()
-        hand_on(count)
-        done.wait()
-
-    try:
-        return measure(run, limit)
-    finally:
-        workers.close()
 
 
 def _pair(count: int, place: Place) -> tuple[Any, Any]:

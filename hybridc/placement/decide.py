@@ -30,6 +30,7 @@ from hybridc.placement.problem import (
 )
 from hybridc.placement.rules import Exclusions, LimitRule, Rule, Rules, exclude, leaking_outputs
 from hybridc.placement.solvers.choose import DEFAULT_SECONDS, solve
+from hybridc.placement.solvers.stages import prefer_stages
 from hybridc.targets.protocol import Device
 
 Refused = Mapping[ir.Node, Mapping[Device, str]]
@@ -233,7 +234,7 @@ def _conflict(case: _Case, index: int) -> UnsupportedError:
 def _solve(case: _Case, graph: CostGraph, hardware: Hardware) -> Costs:
     problem = _problem(case, graph, hardware, case.request.rules.rules)
     try:
-        solution = solve(problem, case.request.seconds)
+        solution = prefer_stages(problem, solve(problem, case.request.seconds))
     except Infeasible as error:
         raise _over_budget(case, graph, hardware, error.proven) from error
     return Costs(graph, hardware, problem, solution)

@@ -243,7 +243,9 @@ def _ways(hardware: Hardware, places: Sequence[int]) -> dict[tuple[int, int], Wa
         for device, place in enumerate(places):
             if place == own and source not in (HOST, device):
                 profile = hardware.models[hardware.names[device]].profile
-                ways[source, count + device] = Way(profile.handoff_seconds, 0.0)
+                ways[source, count + device] = Way(
+                    profile.handoff_seconds, profile.handoff_per_byte
+                )
     return ways
 
 

@@ -26,6 +26,7 @@ from hybridc.placement.plan_file import PlanFile, PlanGroup, PlanLink
 from hybridc.placement.problem import Infeasible, Placement, Problem, Solution, Tensor
 from hybridc.placement.rules import parse_rules
 from hybridc.placement.solvers.choose import DEFAULT_SECONDS, solve
+from hybridc.placement.solvers.stages import prefer_stages
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def reconsider(plan: PlanFile, change: Change) -> PlanFile:
     """
     costs = _costs(plan, change)
     try:
-        solution = solve(costs.problem, change.seconds)
+        solution = prefer_stages(costs.problem, solve(costs.problem, change.seconds))
     except Infeasible as error:
         raise BudgetError("no placement keeps the limits of the plan on this hardware") from error
     return _redescribed(plan, dataclasses.replace(costs, solution=solution))

@@ -68,7 +68,7 @@ def test_ways():
     assert seconds[0, 1] == seconds[HOST, 1] == (2e-6, 0.5e-9)
     assert seconds[2, 0] == pytest.approx((1e-5 + 1e-6, 1e-9))
     assert seconds[2, 2] == pytest.approx((1e-5 + 1e-6 + 2e-6, 1.5e-9)), "through the host"
-    assert seconds[0, 3 + 1] == (HANDOFF_SECONDS, 0.0)
+    assert seconds[0, 3 + 1] == (HANDOFF_SECONDS, 1e-9), "through memory"
     assert problem.destination(0, 1) == 4
     assert problem.destination(0, HOST) is problem.destination(HOST, 1) is None
     assert problem.destination(2, 0) == problem.destination(2, HOST) == 0

@@ -1,0 +1,75 @@
+"""Kernels as they are timed: weights that take turns, changes of layout apart."""
+
+import numpy as np
+import pytest
+from hybridc.targets.registry import parse_targets
+
+from hybridc.calibration import kernel as kernels
+from hybridc.calibration.kernel import ready
+from hybridc.calibration.passing import measure_passing
+from hybridc.compiler import Options, build, describe, part_files
+from hybridc.frontend.read import read_model
+from hybridc.runtime.parts import load_part
+from hybridc.runtime.tensors import to_tensor
+from hybridc.runtime.threads import available_cores
+from tests.models import make_model, node, save
+
+MEGABYTE = 2**20
+
+
+def load(model, folder):
+    """The only part of a model that was compiled in memory, with all that a kernel needs."""
+    save(model, folder / "m.onnx")
+    options = Options(devices=parse_targets(["llvm"]), verify=False)
+    built, _ = build(read_model(folder / "m.onnx"), options)
+    manifest = describe(built)
+    weights = {name: to_tensor(array) for name, array in built.weights.items()}
+    (spec,) = manifest.parts
+    return manifest, spec, load_part(manifest, spec, part_files(built).__getitem__, weights)
+
+
+@pytest.fixture(scope="module")
+def convolution(tmp_path_factory):
+    """A convolution that is computed in blocks of channels."""
+    filters = np.random.RandomState(0).standard_normal((128, 64, 3, 3)).astype(np.float32)
+    nodes = [node("Conv", "x w", "c", "conv", pads=[1] * 4), node("Relu", "c", "y", "relu")]
+    model = make_model(nodes, {"x": (1, 64, 14, 14)}, {"y": (1, 128, 14, 14)}, {"w": filters})
+    return load(model, tmp_path_factory.mktemp("convolution"))
+
+
+def test_layouts_at_borders_are_noted_apart(convolution, tmp_path):
+    assert ready(*convolution, 0).layout_seconds() > 0
+    plain = make_model([node("Sigmoid", "x", "y", "n")], {"x": (8, 8)}, {"y": (8, 8)})
+    assert ready(*load(plain, tmp_path), 0).layout_seconds() == 0
+
+
+def test_weights_take_turns(convolution):
+    """With as many copies as a footprint takes, and the same results by each."""
+    size = sum(np.from_dlpack(weight).nbytes for weight in convolution[2].weights)
+    assert len(ready(*convolution, 0).trailing) == 1
+    assert len(ready(*convolution, size).trailing) == 1
+    found = ready(*convolution, 3 * size)
+    assert len(found.trailing) == 3
+    pointers = {np.from_dlpack(weights[0]).ctypes.data for (weights,) in found.trailing}
+    assert len(pointers) == 3
+    machine = found.part.machine()["main"]
+    results = [np.from_dlpack(machine(*found.inputs, *turn)[0]) for turn in found.trailing]
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+    seen = []
+    found._function = lambda *arguments: seen.append(arguments[-1])
+    found.run(6)
+    assert all(seen[i].same_as(seen[i + 3]) and not seen[i].same_as(seen[i + 1]) for i in range(3))
+
+
+def test_copies_of_weights_are_limited(convolution, monkeypatch):
+    monkeypatch.setattr(kernels, "MOST_COPIES", 5)
+    assert len(ready(*convolution, 2**40).trailing) == 6
+    monkeypatch.setattr(kernels, "MOST_BYTES", 0)
+    assert len(ready(*convolution, 2**40).trailing) == 1
+
+
+def test_passing_is_measured_between_two_devices():
+    cores = available_cores()
+    found = measure_passing({"llvm:0": cores[:1], "llvm:1": cores[-1:]}, 0.02)
+    assert found.start.seconds > 0
+    assert found.per_byte.seconds > 0
