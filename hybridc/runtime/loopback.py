@@ -29,7 +29,9 @@ class Loopback:
     repository: Path
     models: dict[RemoteSpec, Model] = field(default_factory=dict)
 
-    def infer(self, spec: RemoteSpec, arrays: Sequence[Array], until: float) -> Reply:
+    def infer(
+        self, spec: RemoteSpec, arrays: Sequence[Array], until: float, headers: Mapping[str, str]
+    ) -> Reply:
         """Run a part, with its tensors brought to bytes and back as over the network."""
         model = self._model(spec)
         named = dict(zip((tensor.name for tensor in spec.inputs), arrays, strict=True))

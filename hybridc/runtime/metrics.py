@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from hybridc.errors import UsageError
 from hybridc.runtime.loader import Model
 from hybridc.runtime.remote import HybridModel
-from hybridc.runtime.remote_report import RequestReport, RunReport
+from hybridc.runtime.remote_report import Listener, RequestReport, RunReport
 
 _SECONDS = (
     *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
@@ -119,12 +119,13 @@ def trace(model: Model, share: float = 1.0, tracer: _Tracer = None) -> None:
     """Have a span made of each run of a model, with OpenTelemetry's API.
 
     A span is a child of the one that is current where the model is called. Its attributes are the
-    plan, the times, the bytes of each request, and why the server failed.
+    plan, the times, the bytes of each request, and why the server failed. Requests of a run that
+    was drawn carry its context, so that the server's spans are children of it.
 
     Args:
         model: A model with a server.
         share: Share of the runs that are traced, drawn at random; runs in which the server failed
-            are traced always.
+            are traced always, on this end.
         tracer: OpenTelemetry's tracer; that of the provider that is set if it is not given.
 
     Raises:
@@ -134,6 +135,7 @@ def trace(model: Model, share: float = 1.0, tracer: _Tracer = None) -> None:
     if not 0 <= share <= 1:
         raise UsageError(f"share is {share} and must be between 0 and 1")
     try:
+        from opentelemetry import propagate
         from opentelemetry import trace as opentelemetry
     except ImportError as error:
         raise UsageError(
@@ -142,14 +144,26 @@ def trace(model: Model, share: float = 1.0, tracer: _Tracer = None) -> None:
     found = tracer or opentelemetry.get_tracer("hybridc")
     chance = random.Random()
 
-    def listen(report: RunReport) -> None:
-        if report.trouble or chance.random() < share:
-            _make_span(found, report, opentelemetry.StatusCode.ERROR)
+    def begin() -> tuple[dict[str, str], Listener]:
+        headers: dict[str, str] = {}
+        span = found.start_span("hybridc.run") if chance.random() < share else None
+        if span is not None:
+            propagate.inject(headers, opentelemetry.set_span_in_context(span))
 
-    _hybrid(model).listen(listen)
+        def end(report: RunReport) -> None:
+            own, start = span, report.start_nanoseconds
+            if own is None and report.trouble:
+                own = found.start_span("hybridc.run", start_time=start)
+            if own is not None:
+                _describe(own, report, opentelemetry.StatusCode.ERROR)
+                own.end(end_time=start + round(report.seconds * 1e9))
+
+        return headers, end
+
+    _hybrid(model).accompany(begin)
 
 
-def _make_span(tracer: _Tracer, report: RunReport, error: Any) -> None:
+def _describe(span: Any, report: RunReport, error: Any) -> None:
     attributes: dict[str, Any] = {
         "hybridc.plan": report.plan,
         "hybridc.edge_seconds": report.edge_seconds,
@@ -159,11 +173,9 @@ def _make_span(tracer: _Tracer, report: RunReport, error: Any) -> None:
         attributes |= _attributes(request)
     if report.trouble:
         attributes["hybridc.trouble"] = report.trouble
-    start = report.start_nanoseconds
-    span = tracer.start_span("hybridc.run", attributes=attributes, start_time=start)
+    span.set_attributes(attributes)
     if report.is_error:
         span.set_status(error, report.trouble)
-    span.end(end_time=start + round(report.seconds * 1e9))
 
 
 def _attributes(request: RequestReport) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,7 +26,7 @@ from hybridc.runtime.loader import Model, finished
 from hybridc.runtime.parts import Function, LoadedPart
 from hybridc.runtime.remote_choice import Chooser
 from hybridc.runtime.remote_client import Client, connect
-from hybridc.runtime.remote_report import Listener, RequestReport, RunReport, Status
+from hybridc.runtime.remote_report import Beginner, Listener, RequestReport, RunReport, Status
 from hybridc.runtime.remote_settings import RemoteSettings, read_settings
 from hybridc.runtime.tensors import HOST, Place, to_array, to_tensor
 
@@ -42,11 +42,13 @@ class _Call:
 
     Attributes:
         until: When the server's time is over, as a time of ``time.monotonic``.
+        headers: What goes with its requests.
         requests: What was asked of the server.
         waited: Seconds spent in calls to the server.
     """
 
     until: float
+    headers: Mapping[str, str]
     requests: list[RequestReport] = field(default_factory=list)
     waited: float = 0.0
 
@@ -85,7 +87,8 @@ class RemotePart:
             raise InternalError(f"{self.spec.name} was run outside of its plan")
         start = time.perf_counter()
         try:
-            reply = self.client.infer(remote, [to_array(value) for value in values], call.until)
+            arrays = [to_array(value) for value in values]
+            reply = self.client.infer(remote, arrays, call.until, call.headers)
         finally:
             call.waited += time.perf_counter() - start
         request = RequestReport(
@@ -181,7 +184,7 @@ class HybridModel(Model):
         self._chooser = Chooser(plans, manifest.link, self._local or plans[0])
         self._runs = dict.fromkeys((plan.name for plan in plans), 0)
         self._fallbacks, self._errors, self._active, self._trouble = 0, 0, 0, ""
-        self._listeners: tuple[Listener, ...] = ()
+        self._beginners: tuple[Beginner, ...] = ()
         self._state = threading.Lock()
         self._probe_thread: threading.Thread | None = None
         self._next_probe = 0.0
@@ -222,8 +225,12 @@ class HybridModel(Model):
 
     def listen(self, listener: Listener) -> None:
         """Have a function told of each run from now on; what it raises is logged."""
+        self.accompany(lambda: ({}, listener))
+
+    def accompany(self, beginner: Beginner) -> None:
+        """Have a function called where each run begins from now on; what it raises is logged."""
         with self._state:
-            self._listeners = (*self._listeners, listener)
+            self._beginners = (*self._beginners, beginner)
 
     def run_tensors(self, tensors: list[Any]) -> list[Any]:
         """Run on tvm_ffi tensors in the inputs' order, unchecked; gives tvm_ffi tensors.
@@ -231,12 +238,14 @@ class HybridModel(Model):
         Raises:
             RemoteMissing: The server failed, and there is no plan without it.
         """
+        begun = self._begin()
         started, start = time.time_ns(), time.perf_counter()
         with self._state:
             self._active += 1
         report: RunReport | None = None
         try:
-            results, report = self._run_by_plan(tensors)
+            headers = {name: text for own, _ in begun for name, text in own.items()}
+            results, report = self._run_by_plan(tensors, headers)
         except RemoteMissing as error:
             name = self._chooser.current.name
             report = RunReport(name, 0, 0.0, 0.0, trouble=str(error), is_error=True)
@@ -245,19 +254,22 @@ class HybridModel(Model):
             with self._state:
                 self._active -= 1
                 self._errors += report is not None and report.is_error
-            if report is not None and self._listeners:
+            if report is not None and begun:
                 took = time.perf_counter() - start
-                self._tell(replace(report, start_nanoseconds=started, seconds=took))
+                full = replace(report, start_nanoseconds=started, seconds=took)
+                _tell((listener for _, listener in begun), full)
         self._look_at_link()
         return results
 
-    def _run_by_plan(self, tensors: list[Any]) -> tuple[list[Any], RunReport]:
+    def _run_by_plan(
+        self, tensors: list[Any], headers: Mapping[str, str]
+    ) -> tuple[list[Any], RunReport]:
         """The results of the plan that is next, or of the one that stands in for it."""
         end = time.monotonic() + self._settings.deadline
         plan, trouble = self._chooser.current, ""
         if plan.round_trips:
             try:
-                return self._run_plan(plan, tensors, end - self._spare())
+                return self._run_plan(plan, tensors, _Call(end - self._spare(), headers))
             except RemoteMissing as error:
                 self._note_trouble(error)
                 if self._local is None:
@@ -265,15 +277,18 @@ class HybridModel(Model):
                 with self._state:
                     self._fallbacks += 1
                 plan, trouble = self._local, str(error)
-        results, report = self._run_plan(plan, tensors, end)
+        results, report = self._run_plan(plan, tensors, _Call(end, headers))
         return results, replace(report, trouble=trouble, is_fallback=bool(trouble))
 
-    def _tell(self, report: RunReport) -> None:
-        for listener in self._listeners:
+    def _begin(self) -> list[tuple[Mapping[str, str], Listener]]:
+        """Call those who want to know where a run begins."""
+        begun = []
+        for beginner in self._beginners:
             try:
-                listener(report)
+                begun.append(beginner())
             except Exception:
                 _LOG.exception("a listener failed")
+        return begun
 
     def _spare(self) -> float:
         """Seconds to leave for the local plan; none if it could not keep the deadline anyway."""
@@ -281,9 +296,8 @@ class HybridModel(Model):
         return spare if spare < self._settings.deadline else 0.0
 
     def _run_plan(
-        self, plan: PlanSpec, tensors: list[Any], until: float
+        self, plan: PlanSpec, tensors: list[Any], call: _Call
     ) -> tuple[list[Any], RunReport]:
-        call = _Call(until)
         start = time.perf_counter()
         run = self._run_lane if plan.round_trips else self._run_here
         results = run(plan, tensors, call)
@@ -368,6 +382,14 @@ class HybridModel(Model):
         for lanes in self._lanes.values():
             lanes.close()
         self._client.close()
+
+
+def _tell(listeners: Iterable[Listener], report: RunReport) -> None:
+    for listener in listeners:
+        try:
+            listener(report)
+        except Exception:
+            _LOG.exception("a listener failed")
 
 
 def _first_remote(plan: PlanSpec) -> RemoteSpec:

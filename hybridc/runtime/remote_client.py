@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -51,7 +51,9 @@ class Reply:
 class Client(Protocol):
     """A way to the server."""
 
-    def infer(self, spec: RemoteSpec, arrays: Sequence[Array], until: float) -> Reply:
+    def infer(
+        self, spec: RemoteSpec, arrays: Sequence[Array], until: float, headers: Mapping[str, str]
+    ) -> Reply:
         """Run a part; ``until`` is a time of ``time.monotonic``."""
 
     def measure(self, spec: RemoteSpec, count: int, until: float) -> tuple[float, float]:
@@ -109,13 +111,16 @@ class RemoteClient:
         """Address of the endpoint that is tried first."""
         return self._endpoints[self._first].transport.address
 
-    def infer(self, spec: RemoteSpec, arrays: Sequence[Array], until: float) -> Reply:
+    def infer(
+        self, spec: RemoteSpec, arrays: Sequence[Array], until: float, headers: Mapping[str, str]
+    ) -> Reply:
         """Run a part on arrays.
 
         Args:
             spec: The part.
             arrays: Its inputs in order.
             until: When to give up, as a time of ``time.monotonic``.
+            headers: What goes with each request.
 
         Raises:
             RemoteMissing: No endpoint gave a result in time; the message says why for each.
@@ -131,7 +136,7 @@ class RemoteClient:
         def attempt(endpoint: _Endpoint, until: float) -> Reply:
             self._check(endpoint, wire, until)
             start = time.perf_counter()
-            exchange = endpoint.transport.infer(wire, tensors, until)
+            exchange = endpoint.transport.infer(wire, tensors, until, headers)
             found, seconds = read_reply(wire, exchange.tensors)
             took = time.perf_counter() - start
             named = dict(zip((tensor.name for tensor in wire.outputs), found, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridc.bundle.manifest import RemoteSpec
@@ -16,7 +16,7 @@ from hybridc.runtime.remote_messages import (
     reply_tensors,
 )
 from hybridc.runtime.remote_settings import RemoteSettings, read_file
-from hybridc.runtime.remote_tensors import BUILD, WireTensor
+from hybridc.runtime.remote_tensors import BUILD, WireTensor, trace_of
 from hybridc.runtime.remote_transport import (
     PROBE_MODEL,
     Exchange,
@@ -98,9 +98,16 @@ class GrpcTransport:
         values = (e.value.string_value for e in found.config.parameters if e.key == name)
         return next(values, None)
 
-    def infer(self, spec: RemoteSpec, tensors: Sequence[WireTensor], until: float) -> Exchange:
+    def infer(
+        self,
+        spec: RemoteSpec,
+        tensors: Sequence[WireTensor],
+        until: float,
+        headers: Mapping[str, str],
+    ) -> Exchange:
         """Run a part."""
-        reply = self._call("ModelInfer", infer_request(spec, tensors), until)
+        request = infer_request(spec, tensors, trace_of(headers))
+        reply = self._call("ModelInfer", request, until, headers)
         found = reply_tensors(reply)
         return Exchange(found, sum(len(tensor.data) for tensor in (*tensors, *found)))
 
@@ -110,7 +117,7 @@ class GrpcTransport:
         request.inputs.add(name="zeros", datatype="UINT8", shape=[count])
         request.raw_input_contents.append(bytes(count))
         try:
-            self._send("ModelInfer", request, until)
+            self._send("ModelInfer", request, until, {})
         except Refused:
             return
 
@@ -118,17 +125,20 @@ class GrpcTransport:
         """Close the connection."""
         self._channel.close()
 
-    def _call(self, method: str, request: Any, until: float) -> Any:
-        data = self._send(method, request, until)
+    def _call(
+        self, method: str, request: Any, until: float, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        data = self._send(method, request, until, headers or {})
         try:
             return message_types()[METHODS[method][1]].FromString(data)
         except self._garbled as error:
             raise Refused(str(error) or "its reply makes no sense") from error
 
-    def _send(self, method: str, request: Any, until: float) -> bytes:
+    def _send(self, method: str, request: Any, until: float, headers: Mapping[str, str]) -> bytes:
         left = max(until - time.monotonic(), 0.001)
+        metadata = (*self._metadata, *headers.items())
         try:
-            data: bytes = self._methods[method](request, timeout=left, metadata=self._metadata)
+            data: bytes = self._methods[method](request, timeout=left, metadata=metadata)
         except self._grpc.RpcError as error:
             if self._is_lost(error):
                 raise Lost(_describe(error)) from error

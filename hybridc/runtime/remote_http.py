@@ -27,7 +27,7 @@ from urllib.parse import quote
 from hybridc.bundle.manifest import RemoteSpec
 from hybridc.errors import UsageError
 from hybridc.runtime.remote_settings import RemoteSettings
-from hybridc.runtime.remote_tensors import BUILD, WireTensor, asked_outputs
+from hybridc.runtime.remote_tensors import BUILD, WireTensor, asked_outputs, trace_of
 from hybridc.runtime.remote_transport import (
     PROBE_MODEL,
     Exchange,
@@ -103,11 +103,17 @@ class HttpTransport:
         except (Refused, KeyError, TypeError):
             return None  # Triton alone has this
 
-    def infer(self, spec: RemoteSpec, tensors: Sequence[WireTensor], until: float) -> Exchange:
+    def infer(
+        self,
+        spec: RemoteSpec,
+        tensors: Sequence[WireTensor],
+        until: float,
+        headers: Mapping[str, str],
+    ) -> Exchange:
         """Run a part."""
-        head, data = _request(spec, tensors)
+        head, data = _request(spec, tensors, trace_of(headers))
         body = head + data
-        headers = {_JSON_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
+        headers = {**headers, **_binary(head)}
         if self._compress:
             body = zlib.compress(body, _LEVEL)
             headers |= {"Content-Encoding": "deflate", "Accept-Encoding": "deflate"}
@@ -117,9 +123,8 @@ class HttpTransport:
     def send(self, count: int, until: float) -> None:
         """Send zeros; they are not compressed."""
         zeros = WireTensor("zeros", "UINT8", (count,), bytes(count))
-        head, data = _request(RemoteSpec(PROBE_MODEL, "", "", (), ()), [zeros])
-        headers = {_JSON_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
-        self._send("POST", f"/v2/models/{PROBE_MODEL}/infer", until, head + data, headers)
+        head, data = _request(RemoteSpec(PROBE_MODEL, "", "", (), ()), [zeros], {})
+        self._send("POST", f"/v2/models/{PROBE_MODEL}/infer", until, head + data, _binary(head))
 
     def close(self) -> None:
         """Close the connections."""
@@ -296,7 +301,14 @@ def _path(spec: RemoteSpec) -> str:
     return f"v2/models/{quote(spec.model)}/versions/{quote(spec.version)}"
 
 
-def _request(spec: RemoteSpec, tensors: Sequence[WireTensor]) -> tuple[bytes, bytes]:
+def _binary(head: bytes) -> dict[str, str]:
+    """Headers of a body with tensors behind its JSON."""
+    return {_JSON_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
+
+
+def _request(
+    spec: RemoteSpec, tensors: Sequence[WireTensor], parameters: Mapping[str, str]
+) -> tuple[bytes, bytes]:
     """The JSON of a request, and what follows it."""
     inputs = [
         {
@@ -310,7 +322,7 @@ def _request(spec: RemoteSpec, tensors: Sequence[WireTensor]) -> tuple[bytes, by
     outputs = [{"name": n, "parameters": {"binary_data": True}} for n in asked_outputs(spec)]
     head = {
         "id": "hybridc",  # KServe takes binary tensors in requests that have one only
-        "parameters": {BUILD: spec.build},
+        "parameters": {BUILD: spec.build, **parameters},
         "inputs": inputs,
         "outputs": outputs,
     }

@@ -89,11 +89,14 @@ def message_types() -> Mapping[str, Any]:
     return {n: message_factory.GetMessageClass(find(f"inference.{n}")) for n in _MESSAGES}
 
 
-def infer_request(spec: RemoteSpec, tensors: Sequence[WireTensor]) -> Any:
+def infer_request(
+    spec: RemoteSpec, tensors: Sequence[WireTensor], parameters: Mapping[str, str]
+) -> Any:
     """A request to run a part on tensors."""
     types = message_types()
     request = types["ModelInferRequest"](model_name=spec.model, model_version=spec.version)
-    request.parameters.add(key=BUILD).value.string_param = spec.build
+    for name, text in {BUILD: spec.build, **parameters}.items():
+        request.parameters.add(key=name).value.string_param = text
     for tensor in tensors:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(tensor.data)

@@ -84,3 +84,6 @@ class RunReport:
 
 Listener: TypeAlias = Callable[[RunReport], None]
 """Is told of each run, by the thread that made it and before it has the result."""
+
+Beginner: TypeAlias = Callable[[], tuple[Mapping[str, str], Listener]]
+"""Is called where a run begins; gives headers for its requests, and who is told of its end."""

@@ -18,6 +18,10 @@ from hybridc.bundle.manifest import RemoteSpec, TensorSpec
 BUILD = "hybridc_build"
 """Output that every reply brings, and parameter that every request has: which build it is of."""
 
+TRACE = ("traceparent", "tracestate")
+"""Headers of W3C's trace context. A request has them as parameters too, since a server may keep its
+headers from a model."""
+
 BUILD_BYTES = 40
 """Bytes of that output: the digest of the server's bundle, and its seconds as a float64."""
 
@@ -36,6 +40,11 @@ DATATYPES: Mapping[str, str] = {
     "float64": "FP64",
 }
 """The protocol's name of each element type that may cross; Triton's Python back end has no more."""
+
+
+def trace_of(values: Mapping[str, str]) -> dict[str, str]:
+    """The trace context among headers or parameters."""
+    return {name: str(values[name]) for name in TRACE if name in values}
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,14 @@ class Transport(Protocol):
     def build(self, spec: RemoteSpec, until: float) -> str | None:
         """The build that the model's configuration names; ``None`` if the server does not tell."""
 
-    def infer(self, spec: RemoteSpec, tensors: Sequence[WireTensor], until: float) -> Exchange:
-        """Run a part."""
+    def infer(
+        self,
+        spec: RemoteSpec,
+        tensors: Sequence[WireTensor],
+        until: float,
+        headers: Mapping[str, str],
+    ) -> Exchange:
+        """Run a part; the headers go with the request."""
 
     def send(self, count: int, until: float) -> None:
         """Send so many bytes that mean nothing, which the server reads and refuses."""

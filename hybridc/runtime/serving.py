@@ -10,7 +10,7 @@ import json
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.errors import BundleError, HybridcError
 from hybridc.runtime.loader import Model, load_bundle
 from hybridc.runtime.remote_encoding import decode, encode, wire_specs
-from hybridc.runtime.remote_tensors import BUILD
+from hybridc.runtime.remote_tensors import BUILD, trace_of
 
 BUNDLE = "bundle.hyb"
 """Name of the bundle in the folder of a version."""
@@ -34,10 +34,12 @@ class Asked:
     Attributes:
         arrays: Inputs by name.
         build: The build that it is for; empty if it does not say.
+        trace: The trace context that it came with, see :data:`TRACE`.
     """
 
     arrays: Mapping[str, Array]
     build: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_served(folder: Path) -> Bundle:
@@ -71,12 +73,16 @@ class Served:
 
         The output ``hybridc_build`` names this build and holds the seconds that were taken.
         """
+        started = time.time_ns()
         wrong = {i for i, asked in enumerate(requests) if asked.build not in ("", self.build)}
         right = [asked.arrays for i, asked in enumerate(requests) if i not in wrong]
         batches = [right] if self._batches and right else [[arrays] for arrays in right]
         results = iter([result for batch in batches for result in self._run(batch)])
         text = f"this server runs another build: {self.build[:8]}..."
-        return [text if i in wrong else next(results) for i in range(len(requests))]
+        answers = [text if i in wrong else next(results) for i in range(len(requests))]
+        if any(asked.trace for asked in requests):
+            _make_spans(requests, answers, started)
+        return answers
 
     def _run(self, batch: Sequence[Mapping[str, Array]]) -> list[dict[str, Array] | str]:
         """Results of requests that run at once."""
@@ -110,6 +116,34 @@ def _joined(batch: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
     return {name: np.concatenate([arrays[name] for arrays in batch]) for name in batch[0]}
 
 
+def _make_spans(
+    requests: Sequence[Asked], answers: Sequence[dict[str, Array] | str], started: int
+) -> None:
+    """A span for each request with a trace context, where OpenTelemetry's API is installed.
+
+    It is a child of the span that made the request, and spans of requests that ran together have
+    the same times. The provider is the process's; without one, nothing is recorded.
+    """
+    try:
+        from opentelemetry import propagate, trace
+    except ImportError:
+        return
+    tracer, ended = trace.get_tracer("hybridc"), time.time_ns()
+    for asked, answer in zip(requests, answers, strict=True):
+        if not asked.trace:
+            continue
+        span = tracer.start_span(
+            "hybridc.serve",
+            propagate.extract(asked.trace),
+            kind=trace.SpanKind.SERVER,
+            attributes={"hybridc.requests": len(requests)},
+            start_time=started,
+        )
+        if isinstance(answer, str):
+            span.set_status(trace.StatusCode.ERROR, answer)
+        span.end(end_time=ended)
+
+
 class TritonPythonModel:
     """What Triton's Python back end drives; its methods and their arguments are Triton's."""
 
@@ -140,7 +174,7 @@ class TritonPythonModel:
         names = [spec.name for spec in self._served.inputs]
         arrays = {name: find(request, name).as_numpy() for name in names}
         parameters = json.loads(request.parameters() or "{}")
-        return Asked(arrays, str(parameters.get(BUILD, "")))
+        return Asked(arrays, str(parameters.get(BUILD, "")), trace_of(parameters))
 
     def _response(self, result: dict[str, Array] | str) -> Any:
         utils = self._utils

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from hybridc.runtime.remote_tensors import BUILD, DATATYPES, from_bytes, to_bytes
+from hybridc.runtime.remote_tensors import BUILD, DATATYPES, from_bytes, to_bytes, trace_of
 from hybridc.runtime.serving import Asked, Served
 from tests.remote.server import (
     ABORT,
@@ -63,6 +63,7 @@ class HttpServer(Faulty):
         super().__init__()
         self.calls: list[str] = []
         self.received: list[bytes] = []
+        self.traceparents: list[str | None] = []
         self.trickled = 0
         self.models = Models(repository)
         self.token, self.tells_config = token, tells_config
@@ -194,7 +195,9 @@ class _Handler(BaseHTTPRequestHandler):
             raw = body[place : (place := place + item["parameters"]["binary_data_size"])]
             state.received.append(raw)
             arrays[item["name"]] = from_bytes(raw, DTYPES[item["datatype"]], item["shape"])
-        result = state.models.run(served, Asked(arrays, asked["parameters"][BUILD]))
+        state.traceparents.append(self.headers.get("traceparent"))
+        given = asked["parameters"]
+        result = state.models.run(served, Asked(arrays, given[BUILD], trace_of(given)))
         if isinstance(result, str):
             raise Failure(400, result)
         return self._reply(result)

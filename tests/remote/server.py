@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from hybridc.runtime.remote_messages import METHODS, SERVICE, message_types
-from hybridc.runtime.remote_tensors import BUILD, DATATYPES, from_bytes, to_bytes
+from hybridc.runtime.remote_tensors import BUILD, DATATYPES, from_bytes, to_bytes, trace_of
 from hybridc.runtime.serving import Asked, Served, open_served
 
 DTYPES = {name: dtype for dtype, name in DATATYPES.items()}
@@ -98,6 +98,7 @@ class Server(Faulty):
         place: ``host:port``.
         calls: Names of the methods that were called.
         received: All bytes that came in with requests to run a model.
+        traceparents: The header of each of them that says which trace it is part of.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Server(Faulty):
         super().__init__()
         self.calls: list[str] = []
         self.received: list[bytes] = []
+        self.traceparents: list[str | None] = []
         self._token, self._tells_config = token, tells_config
         self._models = Models(repository)
         self._threads = ThreadPoolExecutor(16)
@@ -198,8 +200,9 @@ class Server(Faulty):
         served = self._find(request.model_name, request.model_version, context)
         pairs = zip(request.inputs, request.raw_input_contents, strict=True)
         arrays = {t.name: from_bytes(raw, DTYPES[t.datatype], tuple(t.shape)) for t, raw in pairs}
-        builds = [p.value.string_param for p in request.parameters if p.key == BUILD]
-        result = self._models.run(served, Asked(arrays, builds[0]))
+        self.traceparents.append(dict(self.metadata(context)).get("traceparent"))
+        given = {p.key: p.value.string_param for p in request.parameters}
+        result = self._models.run(served, Asked(arrays, given[BUILD], trace_of(given)))
         if isinstance(result, str):
             context.abort(grpc.StatusCode.INTERNAL, result)
         return self._reply(result).SerializeToString()

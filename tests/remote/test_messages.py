@@ -59,7 +59,7 @@ def test_a_request_names_the_build_and_the_outputs():
     array = np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::-1]
     remote = RemoteSpec("m", "7", BUILT, (spec_of("x", array),), (spec_of("y", array),))
     request = message_types()["ModelInferRequest"].FromString(
-        infer_request(remote, wire_tensors(remote.inputs, [array])).SerializeToString()
+        infer_request(remote, wire_tensors(remote.inputs, [array]), {}).SerializeToString()
     )
     assert (request.model_name, request.model_version) == ("m", "7")
     assert request.parameters[0].value.string_param == BUILT

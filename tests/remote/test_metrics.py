@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 
 import hybridc
@@ -11,10 +12,13 @@ from hybridc.errors import RemoteMissing, UsageError
 from hybridc.runtime.metrics import Metrics, trace
 from hybridc.runtime.remote_settings import RemoteSettings
 from hybridc.runtime.remote_tensors import BUILD_BYTES
+from hybridc.runtime.serving import Asked, Served, open_served
+from tests.remote.http_server import HttpServer
 from tests.remote.server import CRASH, Server
 
 prometheus = pytest.importorskip("prometheus_client")
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
+api = pytest.importorskip("opentelemetry.trace")
 
 
 @pytest.fixture
@@ -26,6 +30,16 @@ def server(hybrid):
 def load(hybrid, server, **changes):
     remote = RemoteSettings((server.address,), probe_seconds=1e9, **changes)
     return hybridc.load(hybrid.bundle, remote=remote)
+
+
+def recorder():
+    """What keeps the spans that a provider makes, and the provider."""
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return exporter, provider
 
 
 def on_the_server(model) -> None:
@@ -91,11 +105,7 @@ def test_two_models_share_metrics(hybrid, server):
 
 
 def test_spans(hybrid, server):
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    exporter, provider = recorder()
     tracer = provider.get_tracer("test")
     with load(hybrid, server, plan="cut1") as model:
         trace(model, tracer=tracer)
@@ -112,13 +122,53 @@ def test_spans(hybrid, server):
     assert not bad.status.is_ok
 
 
+@pytest.mark.parametrize("kind", [Server, HttpServer])
+def test_the_servers_spans_are_children(hybrid, kind, monkeypatch):
+    exporter, provider = recorder()
+    monkeypatch.setattr(api, "get_tracer", provider.get_tracer)  # as if it were the process's
+    with kind(hybrid.repository) as server, load(hybrid, server, plan="cut1") as model:
+        model(x=hybrid.x)  # before anything is traced
+        trace(model)
+        model(x=hybrid.x)
+        there, here = exporter.get_finished_spans()
+        assert (there.name, here.name) == ("hybridc.serve", "hybridc.run")
+        assert there.parent.span_id == here.context.span_id
+        assert there.context.trace_id == here.context.trace_id
+        first, second = server.traceparents
+        assert first is None
+        ids = f"00-{here.context.trace_id:032x}-{here.context.span_id:016x}-"
+        assert second.startswith(ids)
+
+
+def test_each_request_of_a_batch_has_its_span(hybrid, monkeypatch):
+    exporter, provider = recorder()
+    monkeypatch.setattr(api, "get_tracer", provider.get_tracer)
+    (folder,) = hybrid.repository.glob("*/1")
+    served = Served(open_served(folder), batches=False)
+    arrays = {s.name: np.zeros(s.shape, s.dtype) for s in served.inputs}
+    parents = [f"00-{number:032x}-{number:016x}-01" for number in (1, 2)]
+    asked = [Asked(arrays, served.build, {"traceparent": parent}) for parent in parents]
+    answers = served.run([*asked, Asked(arrays, "0" * 64, asked[0].trace), Asked(arrays)])
+    assert [isinstance(answer, str) for answer in answers] == [False, False, True, False]
+    spans = exporter.get_finished_spans()
+    assert [span.context.trace_id for span in spans] == [1, 2, 1]
+    assert [span.status.is_ok for span in spans] == [True, True, False]
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    assert len(served.run(asked)) == 2  # without OpenTelemetry there are just no spans
+    assert len(exporter.get_finished_spans()) == 3
+    served.close()
+
+
 def test_few_runs_are_sampled_but_all_failures(hybrid, server):
     spans = []
 
     class Tracer:
-        def start_span(self, name, attributes, start_time):
-            spans.append(attributes)
+        def start_span(self, name, start_time):
+            spans.append(name)
             return self
+
+        def set_attributes(self, attributes):
+            pass
 
         def set_status(self, *_):
             pass
