@@ -231,6 +231,7 @@ def make_request(options: Options, dimensions: Mapping[str, Range]) -> Request:
         {name: size.high for name, size in dimensions.items()},
         options.fixed,
         options.remote,
+        options.strict_math,
     )
 
 

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import tvm
+import tvm_ffi
 from hybridc.targets.offsets import take_shifts_out
 from tvm import relax, tirx
 
 Link: TypeAlias = Callable[..., None]
 
 _AS_SOURCE = "TVM_COMPILE_FORCE_FALLBACK"
+
+_OPAQUE = 8
+"""TVM's number of the pattern of functions that are not fused with others."""
 
 
 def map_kernels(
@@ -29,16 +33,35 @@ def map_kernels(
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
-def fuse(module: tvm.IRModule) -> tvm.IRModule:
-    """Fuse tensor programs into kernels."""
+def fuse(module: tvm.IRModule, native_bfloat16: bool = False) -> tvm.IRModule:
+    """Fuse tensor programs into kernels.
+
+    Args:
+        module: Tensor programs and the graph that calls them.
+        native_bfloat16: Whether the device computes with bfloat16. Where it does not, TVM computes
+            in float32 and rounds nothing but what is stored. So such results end a kernel.
+    """
+    annotated = relax.transform.AnnotateTIROpPattern()(module)
+    if not native_bfloat16:
+        annotated = map_kernels(annotated, _unfused_if_bfloat16)
     passes = [
-        relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
     ]
-    return map_kernels(tvm.transform.Sequential(passes)(module), take_shifts_out)
+    return map_kernels(tvm.transform.Sequential(passes)(annotated), take_shifts_out)
+
+
+def _unfused_if_bfloat16(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A tensor program that is left alone by TVM's fusion if it stores bfloat16."""
+    stored: set[str] = set()
+
+    def see(store: tirx.BufferStore) -> None:
+        stored.add(str(store.buffer.dtype))
+
+    tvm_ffi.structural_walk(function.body, [(tirx.BufferStore, see)], order="post")
+    return function.with_attr("op_pattern", _OPAQUE) if "bfloat16" in stored else function
 
 
 def finalize(module: tvm.IRModule, *planned: tvm.transform.Pass) -> tvm.IRModule:

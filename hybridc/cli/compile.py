@@ -75,7 +75,8 @@ if TYPE_CHECKING:
 @click.option(
     "--strict-math",
     is_flag=True,
-    help="Only kernels that change sums in nothing but their order: no Winograd convolutions.",
+    help="Only kernels that change sums in nothing but their order: no Winograd convolutions, and "
+    "16-bit floats are rounded at every operator.",
 )
 @precision_options
 @cache_options

@@ -43,13 +43,19 @@ class Lowered:
     results: tuple[ResultType, ...]
 
 
-def lower(section: Section, table: OperatorTable) -> Lowered:
+def lower(section: Section, table: OperatorTable, widens: bool = False) -> Lowered:
     """Lower a section to a Relax module.
+
+    Args:
+        section: What to lower.
+        table: Converters.
+        widens: Whether float16 and bfloat16 are computed in float32: see
+            :mod:`hybridc.lowering.widening`.
 
     Raises:
         UnsupportedError: Some nodes have no converter or were refused; it lists all of them.
     """
-    context = Context(relax.BlockBuilder(), table, section.opsets)
+    context = Context(relax.BlockBuilder(), table, section.opsets, widens=widens)
     scope = Scope(context)
     parameters = [_parameter(context, i, value) for i, value in enumerate(section.inputs)]
     attributes = {"num_input": len(parameters), "global_symbol": "main"}
@@ -72,7 +78,7 @@ def lower(section: Section, table: OperatorTable) -> Lowered:
     module = relax.transform.BundleModelParams()(module)
     weights = {name: array for name, (array, _) in context.weights.items()}
     results = tuple(
-        ResultType(_type_name(scope.value(value), tensor), shape_of(tensor))
+        ResultType(_type_name(scope.held(value), tensor), shape_of(tensor))
         for value, tensor in zip(section.outputs, outputs, strict=True)
     )
     return Lowered(module, weights, results)

@@ -11,13 +11,13 @@ import onnx_ir as ir
 from tvm import relax, tirx
 
 from hybridc.errors import InternalError
-from hybridc.lowering import folding, symbolic
+from hybridc.lowering import folding, symbolic, widening
 from hybridc.lowering.call import Call, Invalid, RanksDiffer, Unsupported
 from hybridc.lowering.checks import title
 from hybridc.lowering.ops import OperatorTable, narrow
 from hybridc.lowering.ops.control import either
 from hybridc.lowering.sizes import check_sizes
-from hybridc.lowering.value import Constant, Expression, Value
+from hybridc.lowering.value import Constant, Expression, Value, Widened
 
 _FAILURES = (
     RuntimeError,
@@ -49,6 +49,8 @@ class Context:
         opsets: Imported version by domain.
         dimensions: Variables of the dynamic dimensions by name.
         weights: Arrays with the variables that read them, by ONNX name.
+        widens: Whether float16 and bfloat16 are computed in float32, and rounded only where their
+            type matters.
     """
 
     builder: relax.BlockBuilder
@@ -56,6 +58,7 @@ class Context:
     opsets: Mapping[str, int]
     dimensions: dict[str, tirx.Var] = field(default_factory=dict)
     weights: dict[str, tuple[np.ndarray[Any, Any], relax.Var]] = field(default_factory=dict)
+    widens: bool = False
 
     def weight(self, constant: Constant) -> Expression:
         """A constant as a run-time tensor: written into the code, or a weight.
@@ -104,7 +107,14 @@ class Scope:
     splits: int = 0
 
     def value(self, value: ir.Value) -> Value:
-        """What a value was lowered to."""
+        """What a value was lowered to, in the type that the model gives it."""
+        found = self.held(value)
+        if isinstance(found, Widened):
+            return widening.rounded(self.context.builder, found)
+        return found
+
+    def held(self, value: ir.Value) -> Value:
+        """What a value was lowered to, in whatever form it is kept."""
         scope: Scope | None = self
         while scope is not None:
             if value in scope.values:
@@ -122,16 +132,34 @@ class Scope:
         Raises:
             Unsupported: The node cannot be lowered; with the reason.
         """
-        call = self._call(node)
+        wide = self._widens(node)
+        call = self._call(node, wide)
         results = _results(call, self.context.table)
         check_sizes(call, results)
+        if wide:
+            results = tuple(map(widening.noted, node.outputs, results))
         self.values.update(zip(node.outputs, results, strict=False))
 
-    def _call(self, node: ir.Node) -> Call:
+    def _widens(self, node: ir.Node) -> bool:
+        """Whether a node is computed in float32 in place of a type of 16 bits."""
+        return self.context.widens and widening.applies(
+            node, [self.held(value) for value in node.inputs if value is not None]
+        )
+
+    def _call(self, node: ir.Node, wide: bool = False) -> Call:
         context = self.context
-        inputs = [None if value is None else self.value(value) for value in node.inputs]
+        read = self._wide if wide else self.value
+        inputs = [None if value is None else read(value) for value in node.inputs]
         opset = context.opsets.get(node.domain, 1)
         return Call(node, inputs, opset, context.builder, context.weight, self.lower_graph)
+
+    def _wide(self, value: ir.Value) -> Value:
+        """What a value was lowered to, in float32 if its type has 16 bits."""
+        found = widening.widened(self.context.builder, self.held(value))
+        if isinstance(found, Widened):
+            self.values[value] = found  # so that it is converted once
+            return found.tensor
+        return found
 
     def lower_graph(self, graph: ir.Graph, inputs: Mapping[ir.Value, Value]) -> list[Value]:
         """Lower a subgraph where the builder stands; returns its outputs."""
@@ -181,7 +209,7 @@ class Scope:
 
         def way(branch: ir.Graph) -> list[Value]:
             def go_on(inside: Scope) -> list[Value]:
-                results = map(inside.value, branch.outputs)
+                results = map(inside.held, branch.outputs)
                 known = dict(zip(node.outputs, results, strict=True))
                 return Scope(self.context, known, self, inside.splits).lower_rest(rest, finish)
 

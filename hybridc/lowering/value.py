@@ -5,6 +5,7 @@
     Integers     a short integer tensor whose elements are known as expressions of the symbolic
                  dimensions: what Shape and the arithmetic after it produce
     Narrow       a tensor of a narrow type, such as int4 or float8: the bytes that hold its numbers
+    Widened      a tensor of a type of 16 bits that is kept in float32 until its type matters
     TensorList   a sequence of the above, of a length known at compile time
     Absent       an optional that holds nothing; one that holds a value is that value
 
@@ -74,6 +75,19 @@ class Narrow:
 
 
 @dataclass(frozen=True)
+class Widened:
+    """A tensor of float16 or bfloat16, in float32: see :mod:`hybridc.lowering.widening`.
+
+    Attributes:
+        tensor: Its numbers, not rounded yet: an expression or a constant of float32.
+        dtype: numpy's name of the type that the model gives it.
+    """
+
+    tensor: Any
+    dtype: str
+
+
+@dataclass(frozen=True)
 class TensorList:
     """An ONNX sequence of tensors.
 
@@ -90,4 +104,4 @@ class Absent:
 
 
 Value: TypeAlias = Any
-"""``Expression | Constant | Integers | Narrow | TensorList | Absent``."""
+"""``Expression | Constant | Integers | Narrow | Widened | TensorList | Absent``."""

@@ -50,6 +50,7 @@ class Request:
         sizes: Value of each dynamic dimension that costs are counted at.
         fixed: Device of each node by name, out of an edited plan.
         remote: Name of the device that is on a server, if one is.
+        strict_math: Whether targets may change results in nothing but the order of sums.
     """
 
     devices: tuple[Device, ...]
@@ -60,6 +61,7 @@ class Request:
     sizes: Mapping[str, int] = field(default_factory=dict)
     fixed: Mapping[str, str] | None = None
     remote: str | None = None
+    strict_math: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from hybridc.placement.plan import Part, Plan, make_plan
 from hybridc.placement.rules import Rules
 from hybridc.runtime.parts import SESSION_KIND
 from hybridc.targets.protocol import Device, Lowered, ResultType, Section
-from hybridc.targets.registry import find_target
+from hybridc.targets.registry import find_target, strict_target
 
 DEFAULT_FALLBACK = Device(f"{SESSION_KIND}:0", SESSION_KIND)
 
@@ -73,7 +73,7 @@ def place_and_lower(
     refused: _Refused = {}
     if request.hardware is not None and request.fixed is None:
         for device in _distinct_targets(request.devices, refuge):
-            alone = Request((device,), Rules())
+            alone = Request((device,), Rules(), strict_math=request.strict_math)
             _settle(graph, alone, refuge, True, ranges, refused)
         _share(refused, request.devices)
     placed = _settle(graph, request, refuge, fallback, ranges, refused)
@@ -107,7 +107,10 @@ def _settle(
         devices = decision.devices_of_groups()
         plan = make_plan(graph, decision.groups, devices, request.devices[0], request.remote)
         refusals = _refusals(decision, refuge)
-        lowered, found = _lower_parts(plan, graph.opset_imports, ranges, refuge, fallback, refusals)
+        sections = [part.section(graph.opset_imports, ranges) for part in plan.parts]
+        pairs = list(zip(plan.parts, sections, strict=True))
+        strict_math = request.strict_math
+        lowered, found = _lower_parts(pairs, strict_math, refuge, fallback, refusals)
         if not found:
             return Placed(plan, lowered, refusals, decision)
         for node, (device, reason) in found.items():
@@ -136,9 +139,8 @@ def _refusals(decision: Decision, refuge: Device) -> dict[ir.Node, str]:
 
 
 def _lower_parts(
-    plan: Plan,
-    opsets: Mapping[str, int],
-    ranges: Mapping[str, Range],
+    parts: Sequence[tuple[Part, Section]],
+    strict_math: bool,
     refuge: Device,
     fallback: bool,
     moved: Mapping[ir.Node, str],
@@ -146,7 +148,7 @@ def _lower_parts(
     """Lower each part in order, as far as that goes; returns also who refused nodes, and why."""
     lowered = []
     refused: dict[ir.Node, tuple[Device, str]] = {}
-    for part in plan.parts:
+    for part, section in parts:
         reasons: dict[ir.Node, str] = {}
         if part.device == refuge:
             for value in part.outputs:
@@ -154,10 +156,10 @@ def _lower_parts(
             if not fallback:
                 continue
         else:
-            reasons = dict(unfit_nodes(part.section(opsets, ranges)))
+            reasons = dict(unfit_nodes(section))
         if not refused and not reasons:
             try:
-                lowered.append(_lower(part, opsets, ranges))
+                lowered.append(_lower(part, section, strict_math))
             except UnsupportedError as error:
                 if part.device == refuge:
                     raise _without_refuge(error, moved) from error
@@ -166,9 +168,9 @@ def _lower_parts(
     return tuple(lowered), refused
 
 
-def _lower(part: Part, opsets: Mapping[str, int], ranges: Mapping[str, Range]) -> Lowered:
-    target = find_target(part.device.kind)
-    lowered = target.lower(part.section(opsets, ranges), part.device.specification)
+def _lower(part: Part, section: Section, strict_math: bool) -> Lowered:
+    target = strict_target(find_target(part.device.kind), strict_math)
+    lowered = target.lower(section, part.device.specification)
     for value, result in zip(part.outputs, lowered.results, strict=True):
         if result is not None:
             _note_result(value, result)

@@ -38,7 +38,7 @@ class LlvmTarget:
         return replace(self, tuning=tuning)
 
     def with_strict_math(self) -> LlvmTarget:
-        """The same, without Winograd's convolutions."""
+        """The same, without Winograd's convolutions and with types of 16 bits as they are."""
         return replace(self, strict_math=True)
 
     def check(self, specification: str) -> None:
@@ -48,11 +48,14 @@ class LlvmTarget:
         parse_cpu(specification)
 
     def lower(self, section: Section, specification: str) -> Lowered:
-        """A section as a Relax module."""
+        """A section as a Relax module.
+
+        CPUs compute with float32: types of 16 bits are widened to it, unless math is strict.
+        """
         from hybridc.lowering.lower import lower
         from hybridc.lowering.ops import default_table
 
-        return lower(section, default_table())
+        return lower(section, default_table(), widens=not self.strict_math)
 
     def build(self, lowered: Lowered, specification: str) -> Artifact:
         """Compile a Relax module to a shared library."""

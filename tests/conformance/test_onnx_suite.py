@@ -46,7 +46,7 @@ def test_no_result_is_wrong() -> None:
     assert not [name for name, reason in NATIVE.items() if reason.startswith("WRONG")]
 
 
-@pytest.mark.parametrize("name", sorted(filter(dispute, cases())))
+@pytest.mark.parametrize("name", sorted(filter(dispute, NATIVE)))
 def test_ours_is_nearer_to_what_the_standard_defines(name: str) -> None:
     case = cases()[name]
     ((inputs, (expected,)),) = case.data
