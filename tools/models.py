@@ -49,6 +49,16 @@ def model_path(name: str) -> Path:
     return path
 
 
+def archive_member(archive: str, path: str) -> bytes:
+    """A file out of an archive of the catalog, which is fetched if it is not in the cache.
+
+    Raises:
+        KeyError: The catalog has no such archive, or that has no such file.
+        RuntimeError: It cannot be fetched, or is not what the catalog says.
+    """
+    return _member(_archive_path(archive), path)
+
+
 def model_feeds(
     name: str, seed: int = 0, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> dict[str, np.ndarray[Any, Any]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hybridc.compiler import Report
 
 PRECISIONS = ("fp32", "fp16", "int8", "int8-dynamic", "int8-weights", "int4-weights")
-METHODS = ("min-max", "percentile", "entropy")
+METHODS = ("min-max", "percentile", "entropy", "mse")
 
 _OPTIONS = (
     click.option(
@@ -36,7 +36,7 @@ _OPTIONS = (
     click.option(
         "--calibration-method",
         type=click.Choice(METHODS),
-        default="min-max",
+        default="percentile",
         show_default=True,
         help="How ranges are found from the samples.",
     ),

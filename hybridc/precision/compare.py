@@ -18,6 +18,7 @@ from hybridc.errors import UsageError
 from hybridc.frontend.read import read_model
 from hybridc.frontend.shapes import Range
 from hybridc.precision.budget import cosine_between, relative_difference
+from hybridc.precision.observe import with_outputs
 from hybridc.precision.samples import Sample, specs_of
 from hybridc.reference import open_session
 from hybridc.runtime.arrays import make_inputs
@@ -126,7 +127,7 @@ def layer_differences(
     models = [onnx.load(model.path) for model in (first, second)]
     known = {name for node in models[1].graph.node for name in node.output}
     names = [n for node in models[0].graph.node for n in node.output if n and n in known]
-    run_first, run_second = (open_session(_with_outputs(model, names)) for model in models)
+    run_first, run_second = (open_session(with_outputs(model, names)) for model in models)
     collected = _Collected()
     for sample in samples:
         old, new = run_first(sample), run_second(sample)
@@ -134,16 +135,6 @@ def layer_differences(
             if old[name].shape == new[name].shape and old[name].dtype.kind == "f":
                 collected.add(name, old[name], new[name])
     return collected.differences()
-
-
-def _with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> bytes:
-    """A model that gives some of its tensors as outputs."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    there = {value.name for value in copy.graph.output}
-    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
-    data: bytes = copy.SerializeToString()
-    return data
 
 
 class _Collected:

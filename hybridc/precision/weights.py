@@ -59,7 +59,7 @@ def quantize_weights(model: onnx.ModelProto, bits: int) -> onnx.ModelProto:
         )
     whole.ir_version = max(whole.ir_version or 0, 10)
     result = ir.to_proto(whole)
-    _drop_unread(result)
+    drop_unread(result)
     return result
 
 
@@ -73,7 +73,7 @@ def quantize_tables(model: onnx.ModelProto) -> onnx.ModelProto:
     if not editor.modified:
         return model
     result = ir.to_proto(whole)
-    _drop_unread(result)
+    drop_unread(result)
     return result
 
 
@@ -220,7 +220,7 @@ class _Emitter:
         return self("Reshape", [value, self.constant(np.array(shape, np.int64))])
 
 
-def _drop_unread(model: onnx.ModelProto) -> None:
+def drop_unread(model: onnx.ModelProto) -> None:
     """Remove weights that nothing reads any more."""
     read = {name for node in model.graph.node for name in node.input}
     read |= {value.name for value in model.graph.output}

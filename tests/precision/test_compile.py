@@ -10,6 +10,7 @@ import pytest
 
 import hybridc as api
 from hybridc.precision.quantize import Calibration, quantize_static
+from hybridc.precision.ranges import METHODS
 from hybridc.precision.samples import load_samples
 from tests.models import run_reference, save
 from tests.precision.data import network, samples, write_samples
@@ -76,10 +77,10 @@ def test_what_is_refused(tmp_path, model, data, options, word):
     assert_compile_refused(model, tmp_path, 2, word, options=filled)
 
 
-@pytest.mark.parametrize("method", ["min-max", "percentile", "entropy"])
+@pytest.mark.parametrize("method", METHODS)
 def test_methods(data, method):
     found = load_samples(str(data), SPECS, {})
-    quantized = quantize_static(network(), Calibration(found, method))
+    quantized = quantize_static(network(), Calibration(found, method)).model
     onnx.checker.check_model(quantized)
     x = {"x": samples(12)[-1]}
     (exact,), (got,) = (run_reference(m, x).values() for m in (network(), quantized))

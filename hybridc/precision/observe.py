@@ -1,0 +1,132 @@
+"""What values the tensors of a model take, collected while samples run through it.
+
+The model runs in ONNX Runtime with the tensors to be observed as outputs. Of each one a histogram
+is kept, with the exact extremes, and, if asked, the largest magnitude of each position of the last
+axis. That takes the same memory for any number of samples.
+
+A histogram has a fixed number of bins between -limit and limit. Where a larger number comes, the
+limit is doubled as often as needed, and each time two bins become one in the middle half. So no
+sample has to be read twice and none is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from hybridc.bundle.tensors import Array
+from hybridc.errors import UsageError
+from hybridc.precision.samples import Sample
+from hybridc.reference import open_session
+
+BINS = 8192
+"""Bins of a histogram; a multiple of 4."""
+
+MOST_COUNTED = 1 << 16
+"""Elements of a tensor in one sample that are counted; of more, evenly spread ones are."""
+
+
+@dataclass
+class Histogram:
+    """The distribution of a tensor's elements over all samples.
+
+    Attributes:
+        low: Smallest element.
+        high: Largest element.
+        limit: The bins lie between ``-limit`` and ``limit``; 0 until a number other than 0 came.
+        counts: Elements of each bin.
+    """
+
+    low: float = np.inf
+    high: float = -np.inf
+    limit: float = 0.0
+    counts: Array = field(default_factory=lambda: np.zeros(BINS, np.int64))
+
+    def add(self, array: Array) -> None:
+        """Take a tensor of finite numbers into account."""
+        self.low = min(self.low, float(array.min()))
+        self.high = max(self.high, float(array.max()))
+        self._widen(max(-self.low, self.high))
+        if self.limit:
+            step = -(-array.size // MOST_COUNTED)
+            chosen = array.reshape(-1)[::step].astype(np.float64)
+            places = ((chosen / self.limit + 1) * (BINS / 2)).astype(np.int64)
+            self.counts += np.bincount(np.minimum(places, BINS - 1), minlength=BINS)
+        else:
+            self.counts[BINS // 2] += array.size
+
+    def centers(self) -> Array:
+        """The number in the middle of each bin."""
+        return (np.arange(BINS) + 0.5) * (2 * self.limit / BINS) - self.limit
+
+    def _widen(self, magnitude: float) -> None:
+        """Double the limit until it holds a magnitude."""
+        if not self.limit:
+            self.limit = magnitude
+        while self.limit < magnitude:
+            pairs = self.counts.reshape(-1, 2).sum(axis=1)
+            self.counts = np.zeros(BINS, np.int64)
+            self.counts[BINS // 4 : 3 * BINS // 4] = pairs
+            self.limit *= 2
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What was seen of a model's tensors.
+
+    Attributes:
+        histograms: By name of the tensor.
+        channels: Largest magnitude at each position of the last axis, by name of the tensor.
+    """
+
+    histograms: Mapping[str, Histogram]
+    channels: Mapping[str, Array]
+
+
+def observe(
+    model: onnx.ModelProto, tensors: Iterable[str], samples: Iterable[Sample]
+) -> Observations:
+    """Run samples through a model and look at some of its float tensors.
+
+    Raises:
+        UsageError: One of them becomes infinite or NaN.
+    """
+    names = list(dict.fromkeys(tensors))
+    inputs = {value.name for value in model.graph.input}
+    run = open_session(with_outputs(model, [name for name in names if name not in inputs]))
+    histograms = {name: Histogram() for name in names}
+    channels: dict[str, Array] = {}
+    for sample in samples:
+        found = {**sample, **run(sample)}
+        for name in names:
+            array = found[name].astype(np.float32, copy=False)
+            if not array.size:
+                continue
+            if not np.isfinite(array).all():
+                raise UsageError(f"{name!r} is infinite or NaN in a sample; no range holds that")
+            histograms[name].add(array)
+            channels[name] = _largest(channels.get(name), array)
+    return Observations(histograms, channels)
+
+
+def _largest(before: Array | None, array: Array) -> Array:
+    """The largest magnitude at each position of the last axis, of this and earlier samples."""
+    rows = array.reshape(-1, array.shape[-1] if array.ndim else 1)
+    found: Array = np.abs(rows).max(axis=0)
+    if before is None or before.shape != found.shape:
+        return found
+    larger: Array = np.maximum(before, found)
+    return larger
+
+
+def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> bytes:
+    """The model with more outputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    there = {value.name for value in copy.graph.output}
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
+    data: bytes = copy.SerializeToString()
+    return data

@@ -1,0 +1,179 @@
+"""Static int8 step by step: histograms, ranges, smoothing, QDQ form, layers that stay float."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from hybridc.errors import UsageError
+from hybridc.precision.anchors import anchors_of, quantizable, taking_part
+from hybridc.precision.observe import BINS, Histogram, observe
+from hybridc.precision.qdq import insert_qdq, scale_of
+from hybridc.precision.ranges import METHODS, range_of
+from hybridc.precision.smooth import best_scales, expected_error, scales_of, smooth
+from hybridc.precision.static import calibrate_model, sensitive, sensitivities
+from tests.models import make_model, node, random, run_reference
+from tests.precision.data import network, samples
+
+
+def histogram(*arrays):
+    found = Histogram()
+    for array in arrays:
+        found.add(np.asarray(array, np.float32))
+    return found
+
+
+@pytest.mark.parametrize("factors", [(1, 1), (1, 10, 1000), (1000, 1)])
+def test_a_histogram_widens_without_losing_numbers(factors):
+    arrays = [random(5000, seed=i) * np.float32(f) for i, f in enumerate(factors)]
+    found, together = histogram(*arrays), np.concatenate(arrays)
+    assert found.counts.sum() == together.size
+    assert (found.low, found.high) == (together.min(), together.max())
+    bins = np.histogram(together, BINS, (-found.limit, found.limit))[0]
+    assert np.abs(np.cumsum(bins) - np.cumsum(found.counts)).max() <= 3  # at edges of bins
+
+
+def test_a_histogram_of_zeros():
+    assert range_of(histogram(np.zeros(4)), "percentile") == (0, 0)
+    assert scale_of((0, 0)).step == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ranges_hold_zero_and_lie_within_what_occurred(method):
+    for array in (random(9999), np.abs(random(9999)), -np.abs(random(9999))):
+        low, high = range_of(histogram(array), method)
+        assert min(0, array.min()) <= low <= 0 <= high <= max(0, array.max())
+        assert high - low > 0.3 * np.ptp(array)
+
+
+def rounded(array, span):
+    scale = scale_of(span)
+    codes = np.clip(np.rint(array / scale.step) + scale.zero, 0, 255)
+    return (codes - scale.zero) * scale.step
+
+
+def test_outliers_cost_less_with_the_methods_that_clip():
+    parts = [random(50000, seed=seed) for seed in range(8)]
+    parts.append(np.array([20], np.float32))
+    found, array = histogram(*parts), np.concatenate(parts)
+    errors = {m: np.mean((array - rounded(array, range_of(found, m))) ** 2) for m in METHODS}
+    widths = {m: np.ptp(range_of(found, m)) for m in METHODS}
+    assert widths["percentile"] < 0.5 * widths["min-max"]
+    assert errors["mse"] <= min(errors.values()) * 1.05
+    assert errors["mse"] < errors["min-max"]
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    model = make_model([node("Log", "x", "l"), node("Relu", "l", "y")], {"x": (2,)}, {"y": (2,)})
+    with pytest.raises(UsageError, match="infinite"):
+        observe(model, ["l"], [{"x": np.zeros(2, np.float32)}])
+
+
+def transformer():
+    """Two products that read one tensor with a large channel, which a residual reads, too."""
+    nodes = [
+        node("Mul", "x large", "h", "scale"),
+        node("MatMul", "h a", "p", "first"),
+        node("Gemm", "h b c", "q", "second", transB=1),
+        node("Add", "p q", "s", "join"),
+        node("Add", "s h", "y", "residual"),
+    ]
+    large = np.ones(32, np.float32)
+    large[[3, 17]] = 60
+    weights = {
+        "large": large,
+        "a": random(32, 32, seed=1) / large[:, None],
+        "b": random(32, 32, seed=2) / large,
+        "c": random(32, seed=3),
+    }
+    return make_model(nodes, {"x": (16, 32)}, {"y": (16, 32)}, weights)
+
+
+def inputs(count, start=0):
+    return [{"x": random(16, 32, seed=start + seed)} for seed in range(count)]
+
+
+def test_smoothing_keeps_what_is_computed_and_makes_int8_better():
+    model, held = transformer(), inputs(4, 50)
+    names = anchors_of(model)
+    seen = observe(model, ["h"], inputs(8))
+    smoothed = smooth(model, names, seen.channels)
+    onnx.checker.check_model(smoothed)
+    errors = {}
+    for key, candidate in (("plain", model), ("smooth", smoothed)):
+        tensors = [n.input[0] for n in candidate.graph.node if n.name in names]
+        found = observe(candidate, tensors, inputs(8)).histograms
+        ranges = {name: range_of(h, "min-max") for name, h in found.items()}
+        int8 = insert_qdq(candidate, names, ranges)
+        onnx.checker.check_model(int8)
+        for x in held:
+            (exact,), (same,), (got,) = (
+                run_reference(m, x).values() for m in (model, candidate, int8)
+            )
+            np.testing.assert_allclose(same, exact, rtol=1e-4, atol=1e-3)
+            errors[key] = max(errors.get(key, 0), np.square(got - exact).mean())
+    assert errors["smooth"] < 0.5 * errors["plain"]
+
+
+def test_scales_are_powers_of_two():
+    scales = scales_of(np.array([1.0, 1.0, 50.0, 0.0]), np.ones(4), 0.8)
+    assert np.all(np.exp2(np.rint(np.log2(scales))) == scales)
+    assert scales[2] > 8 * scales[0]
+
+
+def test_smoothing_is_left_where_weights_would_suffer_more():
+    large = np.ones(32)
+    large[3] = 60
+    weight = random(32, 16)
+    assert best_scales(np.ones(32), weight) is None
+    assert best_scales(large, weight / large[:, None]) is not None
+    scales = best_scales(large, weight)
+    plain = expected_error(large, weight)
+    assert scales is None or expected_error(large / scales, weight * scales[:, None]) < plain
+
+
+def test_a_residual_stays_float():
+    model = transformer()
+    int8 = insert_qdq(model, anchors_of(model), {"h": (-200.0, 200.0)})
+    residual = next(n for n in int8.graph.node if n.name == "residual")
+    assert "h" in residual.input
+    assert sum(n.op_type == "QuantizeLinear" for n in int8.graph.node) == 1  # for both readers
+
+
+def test_a_bias_beyond_int32_widens_its_weight():
+    weights = {"w": random(8, 4) * np.float32(1e-6), "b": np.full(8, 1e4, np.float32)}
+    nodes = [node("Gemm", "x w b", "y", "g", transB=1)]
+    model = make_model(nodes, {"x": (2, 4)}, {"y": (2, 8)}, weights)
+    int8 = insert_qdq(model, ["g"], {"x": (-1, 1)})
+    (got,) = run_reference(int8, {"x": random(2, 4) / np.float32(4)}).values()
+    np.testing.assert_allclose(got, 1e4, rtol=1e-5)
+
+
+def test_what_is_next_to_float_layers_stays_float():
+    model = onnx.shape_inference.infer_shapes(network())
+    assert quantizable(model) == ["a", "b", "join", "pool", "c"]
+    assert taking_part(model, ["c"]) == {"c"}
+    assert taking_part(model, ["b"]) == {"b", "join", "pool"}
+
+
+def test_layers_that_cost_much_are_found():
+    model = network()
+    calibrated = calibrate_model(model, [{"x": x} for x in samples()], "percentile")
+    errors = sensitivities(calibrated, [{"x": x} for x in samples(2)])
+    assert list(errors) == ["a", "b", "c"]
+    assert all(0 <= error < 0.01 for error in errors.values())
+    many = {f"layer{i}": 1e-5 for i in range(28)} | {"worst": 0.1, "bad": 0.01}
+    assert sensitive(many) == ["worst", "bad"]
+    assert sensitive({"only": 0.5}) == []
+
+
+def test_ranges_leave_out_what_an_activation_does_not_tell_apart():
+    nodes = [node("Conv", "x w", "c", "conv"), node("HardSwish", "c", "y", "act")]
+    weights = {"w": random(8, 4, 1, 1) * np.float32(9)}
+    model = make_model(nodes, {"x": (1, 4, 6, 6)}, {"y": (1, 8, 6, 6)}, weights)
+    model = onnx.shape_inference.infer_shapes(model)
+    calibrated = calibrate_model(model, [{"x": random(1, 4, 6, 6)}], "min-max")
+    low, high = calibrated.ranges["c"]
+    assert low == -3
+    assert high > 10
