@@ -10,7 +10,8 @@ counts. The peak is measured anew beside each kernel, since machines change thei
 figures are the best of many runs. Nodes below 20 MFLOP are left out: the issue with those is the
 cost of a call.
 
-Operations are those of the definition. Winograd's algorithm needs fewer, and may pass the peak.
+Operations are those of the definition. Winograd's algorithm needs fewer, and may pass the peak, so
+there is a median without it, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,12 @@ def _random_weight(value: ir.Value) -> onnx.TensorProto:
     return onnx.numpy_helper.from_array(array, value.name)
 
 
-def speed(model: onnx.ModelProto, operations: float, target: str) -> tuple[float, float, float]:
+def speed(model: onnx.ModelProto, operations: float, target: str) -> dict[str, Any]:
     """Best operations per second of the node, of its kernel and of the machine, in turns."""
     model = onnx.shape_inference.infer_shapes(model)
     node = run_of_node(model, target)
-    runs = {"node": node, "kernel": run_of_kernel(model, target) or node}
+    kernel, winograd = run_of_kernel(model, target) or (node, False)
+    runs = {"node": node, "kernel": kernel}
     best = dict.fromkeys(runs, float("inf"))
     peak = 0.0
     for _ in range(3):
@@ -96,7 +98,9 @@ def speed(model: onnx.ModelProto, operations: float, target: str) -> tuple[float
                 begin = time.perf_counter()
                 run()
                 best[name] = min(best[name], time.perf_counter() - begin)
-    return operations / best["node"], operations / min(best.values()), peak
+    own = operations / min(best.values())
+    shares = {"share": own / peak, "node_share": operations / best["node"] / peak}
+    return {"GFLOP/s": own / 1e9, "peak": peak / 1e9, **shares, "winograd": winograd}
 
 
 def run_of_node(model: onnx.ModelProto, target: str) -> Callable[[], Any]:
@@ -112,8 +116,12 @@ def run_of_node(model: onnx.ModelProto, target: str) -> Callable[[], Any]:
     return lambda: compiled.run_tensors(tensors)
 
 
-def run_of_kernel(model: onnx.ModelProto, target: str) -> Callable[[], Any] | None:
-    """Runs the one convolution or product that a model's code has; ``None`` if it is not one."""
+def run_of_kernel(model: onnx.ModelProto, target: str) -> tuple[Callable[[], Any], bool] | None:
+    """Runs the one convolution or product that a model's code has; ``None`` if it is not one.
+
+    Returns:
+        The run, and whether it is by Winograd's algorithm.
+    """
     from hybridc.targets.registry import parse_targets
 
     from hybridc.compiler import Options, plan_model, target_of
@@ -128,8 +136,30 @@ def run_of_kernel(model: onnx.ModelProto, target: str) -> Callable[[], Any] | No
     if len(kernels) != 1:
         return None
     use_threads(1)
-    run = kernels[0].build(kernels[0].candidates[0])
-    return lambda: run(1)
+    choice = kernels[0].candidates[0]
+    run = kernels[0].build(choice)
+    return lambda: run(1), bool(dict(choice).get("winograd"))
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A kernel's figures in a line."""
+    speeds = f"{row['GFLOP/s']:7.1f} of {row['peak']:6.1f} GFLOP/s {row['share']:6.1%}"
+    algorithm = " by Winograd" if row["winograd"] else ""
+    return f"{speeds}{algorithm}, with its layouts {row['node_share']:6.1%}  {row['kernel']}"
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Median shares of the peak by what they are of."""
+    direct = [row for row in rows if not row["winograd"]]
+    return {
+        f"median share of the peak over {len(rows)} kernels": _median(rows, "share"),
+        f"over the {len(direct)} of them that are not by Winograd": _median(direct, "share"),
+        "over all, with changes of layout around each": _median(rows, "node_share"),
+    }
+
+
+def _median(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    return statistics.median([row[name] for row in rows] or [float("nan")])
 
 
 def main() -> None:
@@ -148,18 +178,11 @@ def main() -> None:
                 row["models"].append(name)
             if "share" in row:
                 continue
-            node, own, peak = speed(model, operations, options.target)
-            row |= {"GFLOP/s": own / 1e9, "peak": peak / 1e9, "share": own / peak}
-            row["node_share"] = node / peak
-            figures = f"{own / 1e9:7.1f} of {peak / 1e9:6.1f} GFLOP/s {own / peak:6.1%}"
-            print(f"{figures}, with its layouts {node / peak:6.1%}  {text}", flush=True)
-    median, of_nodes = (
-        statistics.median(row[name] for row in rows.values()) for name in ("share", "node_share")
-    )
-    print(f"median share of the peak over {len(rows)} kernels: {median:.1%}")
-    print(f"the same with changes of layout around each: {of_nodes:.1%}")
-    report = {"machine": machine(), "target": options.target, "median": median}
-    report["median_of_nodes"] = of_nodes
+            row |= speed(model, operations, options.target)
+            print(line(row), flush=True)
+    medians = summary(list(rows.values()))
+    print("\n".join(f"{name}: {median:.1%}" for name, median in medians.items()))
+    report = {"machine": machine(), "target": options.target, "medians": medians}
     options.output.write_text(json.dumps(report | {"kernels": list(rows.values())}, indent=1))
 
 
