@@ -75,12 +75,17 @@ def _devices(option: str, pair: str, devices: Sequence[str]) -> tuple[str, str]:
 def _route(option: str, figures: str) -> Route:
     rate, _, delay = figures.partition(",")
     try:
-        return Route(parse_seconds(delay.strip()), _bytes_per_second(rate.strip()))
+        return Route(parse_seconds(delay.strip()), parse_rate(rate.strip()))
     except ValueError as error:
         raise UsageError(f"--link {option!r}: {error}; write it as in 20gbit,5us") from error
 
 
-def _bytes_per_second(text: str) -> float:
+def parse_rate(text: str) -> float:
+    """Bytes per second out of a rate such as ``20gbit`` or ``1.5GB``.
+
+    Raises:
+        ValueError: It is none.
+    """
     match = _RATE.fullmatch(text)
     if match is None or match["prefix"].lower() not in _PREFIX:
         raise ValueError(f"{text!r} is no bandwidth")

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 @click.option(
     "--sweep",
     metavar="NAME=VALUES",
-    help="Plan for several sizes of a dynamic dimension, as in batch=1,2,4..64, and show where the "
+    help="Plan for several sizes of a dynamic dimension, as in batch=1,2,4..64, or figures of all "
+    "links, as in link.bandwidth=1gbit..64gbit or link.latency=1us..1ms, and show where the "
     "placement changes.",
 )
 @html_option

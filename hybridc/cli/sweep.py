@@ -1,4 +1,4 @@
-"""A sweep: the same plan for several sizes of a dynamic dimension, and where it changes."""
+"""A sweep: the same plan for several sizes, or figures of links, and where it changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hybridc.cli.output import price, table
@@ -17,28 +18,79 @@ if TYPE_CHECKING:
 MOST = 64
 """Values in a sweep."""
 
-_ITEM = re.compile(r"([1-9]\d*)(?:\.\.([1-9]\d*))?")
+BANDWIDTH, LATENCY = "link.bandwidth", "link.latency"
+"""What may be swept beside dimensions: figures of all links."""
+
+_SIZE = re.compile(r"(?P<number>[1-9]\d*)(?P<unit>)")
+_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[A-Za-z]+)")
 
 
-def parse_sweep(text: str) -> tuple[str, list[int]]:
-    """A dimension and its values, out of ``batch=1,2,4..64``; ``a..b`` doubles from a to b.
+@dataclass(frozen=True)
+class Sweep:
+    """What is swept.
+
+    Attributes:
+        name: A dimension, ``link.bandwidth`` or ``link.latency``.
+        labels: The values as they were given.
+        values: Sizes; bytes per second; or seconds.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    values: tuple[float, ...]
+
+
+def parse_sweep(text: str) -> Sweep:
+    """What is swept, out of ``batch=1,2,4..64`` or ``link.bandwidth=1gbit..64gbit``.
+
+    ``a..b`` doubles from a to b.
 
     Raises:
         UsageError: It is not of that form, or has too many values.
     """
     name, separator, values = text.partition("=")
-    matches = [_ITEM.fullmatch(item) for item in values.split(",")]
-    found: list[int] = []
-    for match in matches:
-        if not separator or not name or match is None:
-            raise UsageError(f"--sweep {text!r} is not of the form NAME=VALUES, as in n=1,2,4..64")
-        value, last = int(match[1]), int(match[2] or match[1])
-        while value <= last and len(found) <= MOST:
-            found.append(value)
-            value *= 2
-    if not 1 < len(found) <= MOST or found != sorted(set(found)):
+    form = _SIZE if name not in (BANDWIDTH, LATENCY) else _AMOUNT
+    labels: list[str] = []
+    for item in values.split(","):
+        first, dots, last = item.partition("..")
+        ends = form.fullmatch(first), form.fullmatch(last or first)
+        if not separator or not name or None in ends or (dots and not last):
+            example = {BANDWIDTH: "1gbit,2gbit..64gbit", LATENCY: "1us..1ms"}.get(name, "1,2,4..64")
+            wanted = f"NAME=VALUES, as in {name or 'n'}={example}"
+            raise UsageError(f"--sweep {text!r} is not of the form {wanted}")
+        labels += _doubled(name, ends)
+    found = tuple(_value(name, label) for label in labels)
+    if not 1 < len(found) <= MOST or list(found) != sorted(set(found)):
         raise UsageError(f"--sweep {text!r} needs 2 to {MOST} values that rise")
-    return name, found
+    return Sweep(name, tuple(labels), found)
+
+
+def _doubled(name: str, ends: Sequence[re.Match[str] | None]) -> list[str]:
+    """Values from one end to the other, in the unit of the first."""
+    first, last = ends
+    assert first is not None
+    assert last is not None
+    number, most = float(first["number"]), _value(name, last[0])
+    labels: list[str] = []
+    while len(labels) <= MOST:
+        label = f"{int(number) if number.is_integer() else number}{first['unit']}"
+        if _value(name, label) > most:
+            break
+        labels.append(label)
+        number *= 2
+    return labels
+
+
+def _value(name: str, label: str) -> float:
+    """A value as a number, in units without a prefix."""
+    from hybridc.cost_models.link import parse_rate, parse_seconds
+
+    if name not in (BANDWIDTH, LATENCY):
+        return int(label)
+    try:
+        return parse_rate(label) if name == BANDWIDTH else parse_seconds(label)
+    except ValueError as error:
+        raise UsageError(f"--sweep {name}: {error}") from error
 
 
 def run_sweep(text: str, shapes: Sequence[str], plan: Callable[[list[str]], PlanFile]) -> Any:
@@ -49,28 +101,48 @@ def run_sweep(text: str, shapes: Sequence[str], plan: Callable[[list[str]], Plan
         shapes: The ``--shape`` options; one for the same dimension is replaced.
         plan: Makes a plan with given ``--shape`` options.
     """
-    name, values = parse_sweep(text)
-    others = [shape for shape in shapes if shape.rpartition("=")[0] != name]
-    plans = [plan([*others, f"{name}={value}"]) for value in values]
+    sweep = parse_sweep(text)
+    if sweep.name in (BANDWIDTH, LATENCY):
+        plans = _with_links(plan(list(shapes)), sweep)
+    else:
+        others = [shape for shape in shapes if shape.rpartition("=")[0] != sweep.name]
+        plans = [plan([*others, f"{sweep.name}={label}"]) for label in sweep.labels]
     points = []
-    for value, found in zip(values, plans, strict=True):
+    for label, value, found in zip(sweep.labels, sweep.values, plans, strict=True):
         assert found.prediction is not None
         counts = Counter(group.device for group in found.groups)
         prediction = dataclasses.asdict(found.prediction)
-        points.append({"value": value, "groups": dict(counts), "prediction": prediction})
-    return {"dimension": name, "points": points, "crossovers": _crossovers(values, plans)}
+        row = {"value": value, "label": label, "groups": dict(counts), "prediction": prediction}
+        points.append(row)
+    return {"dimension": sweep.name, "points": points, "crossovers": _crossovers(sweep, plans)}
 
 
-def _crossovers(values: Sequence[int], plans: Sequence[PlanFile]) -> list[dict[str, Any]]:
+def _with_links(plan: PlanFile, sweep: Sweep) -> list[PlanFile]:
+    """The plan with another bandwidth or latency of all links, both ways."""
+    from hybridc.placement.reconsider import Change, hardware_of, reconsider
+
+    routes = hardware_of(plan, Change()).routes()
+    if not routes:
+        raise UsageError(f"--sweep {sweep.name}: all devices of the plan share one memory")
+    field = "bytes_per_second" if sweep.name == BANDWIDTH else "latency_seconds"
+    found = []
+    for value in sweep.values:
+        links = {ends: dataclasses.replace(r, **{field: value}) for ends, r in routes.items()}
+        found.append(reconsider(plan, Change(links=links)))
+    return found
+
+
+def _crossovers(sweep: Sweep, plans: Sequence[PlanFile]) -> list[dict[str, Any]]:
     """Groups that are on another device than at the value before."""
     found = []
-    for value, before, after in zip(values[1:], plans, plans[1:], strict=False):
+    ends = zip(sweep.values[1:], sweep.labels[1:], plans, plans[1:], strict=False)
+    for value, label, before, after in ends:
         old = before.device_of_nodes()
         for group in after.groups:
             source = old.get(group.name, group.device)
             if source != group.device:
-                row = {"group": group.name, "from": source, "to": group.device, "at": value}
-                found.append(row)
+                moved = {"group": group.name, "from": source, "to": group.device}
+                found.append({**moved, "at": value, "label": label})
     return found
 
 
@@ -84,8 +156,8 @@ def sweep_lines(data: Any) -> list[str]:
         groups = ", ".join(f"{device} {count}" for device, count in point["groups"].items())
         figures = [prediction["value"], *map(prediction["alternatives"].get, labels)]
         texts = ["-" if f is None else price(prediction["objective"], f) for f in figures]
-        rows.append([str(point["value"]), groups, *texts])
+        rows.append([point["label"], groups, *texts])
     lines = table(rows, indent=0)
     for row in data["crossovers"]:
-        lines.append(f"from {name}={row['at']} on: {row['group']} {row['from']} -> {row['to']}")
+        lines.append(f"from {name}={row['label']} on: {row['group']} {row['from']} -> {row['to']}")
     return lines if data["crossovers"] else [*lines, "no group moves"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,17 @@ class Hardware:
             )
             places.append(0 if at_home else max([0, *places]) + 1)
         return tuple(places)
+
+    def routes(self) -> dict[tuple[str, str], Route]:
+        """Direct links between devices with memories of their own, given or out of profiles."""
+        places = self.places()
+        pairs = itertools.permutations(zip(self.names, places, strict=True), 2)
+        found = {
+            (source, destination): _direct(self, places, own, other)
+            for (source, own), (destination, other) in pairs
+            if own != other
+        }
+        return {ends: route for ends, route in found.items() if route is not None}
 
 
 def load_hardware(

@@ -338,7 +338,53 @@ def test_values_of_a_sweep(text, values):
         with pytest.raises(UsageError, match="--sweep"):
             parse_sweep(text)
     else:
-        assert parse_sweep(text) == ("n", values)
+        found = parse_sweep(text)
+        assert (found.name, list(found.values)) == ("n", values)
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "values"),
+    [
+        ("link.bandwidth=1gbit,8gbit", ["1gbit", "8gbit"], [1.25e8, 1e9]),
+        ("link.bandwidth=500MB..2GB", ["500MB", "1000MB", "2000MB"], [5e8, 1e9, 2e9]),
+        ("link.latency=1.5us..4us,1ms", ["1.5us", "3us", "1ms"], [1.5e-6, 3e-6, 1e-3]),
+        ("link.latency=1,2", None, None),
+        ("link.latency=1gbit,2gbit", None, None),
+        ("link.bandwidth=2gbit,1gbit", None, None),
+        ("link.bandwidth=0gbit,1gbit", None, None),
+        ("link.bandwidth=1gbit..", None, None),
+    ],
+)
+def test_figures_of_links_in_a_sweep(text, labels, values):
+    if values is None:
+        with pytest.raises(UsageError, match="--sweep"):
+            parse_sweep(text)
+    else:
+        found = parse_sweep(text)
+        assert list(found.labels) == labels
+        assert list(found.values) == pytest.approx(values)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "first", "last"),
+    [("link.bandwidth=1kB..1GB", "near", "far"), ("link.latency=1us..1s", "far", "near")],
+)
+def test_a_sweep_over_links(folder, sweep, first, last):
+    """The large product goes to the fast machine if the link lets it."""
+    options = ("plan", "m.onnx", *MACHINES, "--sweep", sweep)
+    data = json.loads(command(*options, "--format", "json").stdout)
+    (row,) = [row for row in data["crossovers"] if row["group"] == "large"]
+    assert (row["from"], row["to"]) == (first, last)
+    assert row["at"] in [point["value"] for point in data["points"]]
+    name = data["dimension"]
+    assert f"from {name}={row['label']} on: large {first} -> {last}" in command(*options).stdout
+    for point in data["points"]:
+        figures = {"link.bandwidth": "1GB", "link.latency": "10us", name: point["label"]}
+        link = f"near-far={figures['link.bandwidth']},{figures['link.latency']}"
+        (group, *_) = plan(*MACHINES[:-2], "--link", link).groups
+        assert group.device == (last if point["value"] >= row["at"] else first)
+    alone = ("--target", "llvm:znver3")
+    assert_refused(command("plan", "m.onnx", *alone, "--sweep", sweep), 2, "share one memory")
 
 
 def test_a_bundle_without_costs_is_explained_too(bundle):
