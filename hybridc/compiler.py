@@ -30,7 +30,16 @@ from hybridc.frontend.read import Source, read_model
 from hybridc.frontend.shapes import Range, model_inputs, specialize
 from hybridc.frontend.shapes import Request as ShapeRequest
 from hybridc.lowering.ops import default_table
-from hybridc.packaging import Built, BuiltPart, WeightPool, describe, part_files, write_bundle
+from hybridc.packaging import (
+    Built,
+    BuiltPart,
+    WeightPool,
+    as_alternative,
+    describe,
+    describe_alternative,
+    part_files,
+    write_bundle,
+)
 from hybridc.passes.pipeline import run_passes
 from hybridc.placement.decide import Request
 from hybridc.placement.describe import Origin, describe_plan
@@ -61,6 +70,7 @@ class Options:
 
     Attributes:
         devices: Devices that parts can be placed on; the first is the default.
+        alternatives: Devices that run all of the model where those before cannot, in that order.
         shapes: Dimensions by name of an input or of a dynamic dimension.
         bindings: Values of inputs that are always the same.
         rules: What the placement must keep to.
@@ -83,6 +93,7 @@ class Options:
     """
 
     devices: tuple[Device, ...]
+    alternatives: tuple[Device, ...] = ()
     shapes: Mapping[str, tuple[ShapeRequest, ...]] = field(default_factory=dict)
     bindings: Mapping[str, Array] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules)
@@ -131,18 +142,40 @@ def compile_model(
     check_destination(output)
     progress(f"[1/6] reading {model}")
     built, notes = build(read_model(model), options, progress)
+    others, more_notes = _build_alternatives(model, options, progress)
     with staging_folder(output) as folder:
         try:
-            manifest = describe(built)
+            manifest = _describe_ways(built, others)
             progress("[5/6] computing the reference")
             samples = list(make_samples(model, built, manifest, options))
-            manifest = write_bundle(folder, built, manifest, samples)
+            manifest = write_bundle(folder, built, manifest, samples, others)
             progress("[6/6] checking the bundle in a fresh process")
-            more_notes, errors = check_bundle(folder, manifest, options)
+            last_notes, errors = check_bundle(folder, manifest, options)
             publish(folder, output)
         except OSError as error:
             raise storage_error(error, output) from error
-    return Report(output, manifest, (*notes, *more_notes), errors)
+    return Report(output, manifest, (*notes, *more_notes, *last_notes), errors)
+
+
+def _build_alternatives(
+    model: Path, options: Options, progress: Progress
+) -> tuple[list[Built], list[str]]:
+    """The model for each device that runs it where those before it are missing; with notes."""
+    built, notes = [], []
+    for number, device in enumerate(options.alternatives, 1):
+        progress(f"      for {device.name}, where the devices before it are missing:")
+        alone = dataclasses.replace(
+            options, devices=(device,), rules=Rules(), hardware=None, objective=LATENCY, fixed=None
+        )
+        found, own_notes = build(read_model(model), alone, progress)
+        built.append(as_alternative(found, number))
+        notes += [f"for {device.name}: {note}" for note in own_notes]
+    return built, notes
+
+
+def _describe_ways(built: Built, others: Sequence[Built]) -> Manifest:
+    alternatives = (describe_alternative(other, n) for n, other in enumerate(others, 1))
+    return dataclasses.replace(describe(built), alternatives=tuple(alternatives))
 
 
 def build(
@@ -330,20 +363,26 @@ def check_bundle(
     """
     if not options.verify:
         return ["the bundle was not run: --no-verify"], ()
-    for device in manifest.devices:
-        reason = why_not(device)
-        if reason:
-            return [f"the bundle was not run: {device.name}: {reason}"], ()
+    notes = [note for way in manifest.ways() for note in _reasons_not_to_run(way)]
+    if len(notes) == len(manifest.ways()):
+        return notes, ()
     answer = _run_loader(folder, repository)
     if "fault" in answer:
         raise BundleError(f"the bundle does not load: {answer['fault']}")
     loose = _incomparable(manifest)
     if loose:
-        return [f"nothing was compared: {loose[0].name!r} is a {loose[0].dtype}"], ()
+        return [*notes, f"nothing was compared: {loose[0].name!r} is a {loose[0].dtype}"], ()
     wrong = [error for error in answer["errors"] if not error["within"]]
     if wrong:
         raise AccuracyError(_accuracy_message(wrong))
-    return [], tuple(answer["errors"])
+    return notes, tuple(answer["errors"])
+
+
+def _reasons_not_to_run(way: Manifest) -> list[str]:
+    """Why this machine cannot run a way to run the model, in one line; none if it can."""
+    reasons = ((device, why_not(device)) for device in way.devices)
+    found = [f"the bundle was not run: {device.name}: {why}" for device, why in reasons if why]
+    return found[:1]
 
 
 def _incomparable(manifest: Manifest) -> list[TensorSpec]:

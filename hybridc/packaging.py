@@ -15,6 +15,7 @@ import hybridc
 from hybridc.bundle.dtypes import carried
 from hybridc.bundle.manifest import (
     SCHEMA,
+    AlternativeSpec,
     DeviceSpec,
     FallbackSpec,
     Manifest,
@@ -92,6 +93,33 @@ class WeightPool:
             self.names[key] = name
             self.arrays[name] = array
         return self.names[key]
+
+
+def as_alternative(built: Built, number: int) -> Built:
+    """The same with names for its parts that no other way to run the model has."""
+    parts = tuple(
+        dataclasses.replace(
+            item, part=dataclasses.replace(item.part, name=f"alternative{number}-{item.part.name}")
+        )
+        for item in built.parts
+    )
+    plan = Plan(tuple(item.part for item in parts))
+    return dataclasses.replace(
+        built, parts=parts, placed=dataclasses.replace(built.placed, plan=plan)
+    )
+
+
+def describe_alternative(built: Built, number: int) -> AlternativeSpec:
+    """The description of another way to run the model."""
+    manifest = describe(built)
+    return AlternativeSpec(
+        manifest.devices,
+        manifest.parts,
+        manifest.transfers,
+        manifest.runtime,
+        f"alternative{number}-{WEIGHTS}",
+        manifest.fallbacks,
+    )
 
 
 def describe(built: Built) -> Manifest:
@@ -185,17 +213,30 @@ def part_files(built: Built) -> dict[str, bytes]:
 
 
 def write_bundle(
-    folder: Path, built: Built, manifest: Manifest, samples: Sequence[Sample]
+    folder: Path,
+    built: Built,
+    manifest: Manifest,
+    samples: Sequence[Sample],
+    alternatives: Sequence[Built] = (),
 ) -> Manifest:
-    """Write all files of a bundle into a folder; returns the manifest as written."""
+    """Write all files of a bundle into a folder; returns the manifest as written.
+
+    Args:
+        folder: The folder.
+        built: The first way to run the model.
+        manifest: The bundle's description, the other ways included.
+        samples: Inputs with the outputs of a reference.
+        alternatives: The other ways.
+    """
     writer = BundleWriter(folder)
-    for name, data in part_files(built).items():
-        writer.put(name, [data])
-    writer.put(WEIGHTS, encode(built.weights))
+    for way, item in zip(manifest.ways(), (built, *alternatives), strict=True):
+        for name, data in part_files(item).items():
+            writer.put(name, [data])
+        writer.put(way.weights, encode(item.weights))
+        write_runtime(writer, way, item.placed.plan)
     if built.plan is not None:
         plan = dataclasses.replace(built.plan, bindings=())  # they may name files of this machine
         writer.put(PLAN, [plan_to_json(plan).encode()])
-    write_runtime(writer, manifest, built.placed.plan)
     for name in ("LICENSE", "NOTICE"):
         writer.put(name, [_license_text(name)])
     stored = tuple(_write_sample(writer, i, sample) for i, sample in enumerate(samples))

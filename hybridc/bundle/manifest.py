@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridc.errors import BundleError
 
-SCHEMA = (1, 5)
+SCHEMA = (1, 6)
 MANIFEST = "manifest.json"
 
 STRING = "string"
@@ -240,6 +240,27 @@ class TransferSpec:
 
 
 @dataclass(frozen=True)
+class AlternativeSpec:
+    """Another way to run the model, for machines that cannot run the ways before it.
+
+    Attributes:
+        devices: Its devices.
+        parts: Its parts, in an order in which they can run.
+        transfers: Tensors that cross between its devices.
+        runtime: Paths of the runtime's libraries that it needs, as in :class:`Manifest`.
+        weights: Path of its weights.
+        fallbacks: Nodes that it leaves to ONNX Runtime, with reasons.
+    """
+
+    devices: tuple[DeviceSpec, ...]
+    parts: tuple[PartSpec, ...]
+    transfers: tuple[TransferSpec, ...]
+    runtime: Mapping[str, tuple[str, ...]]
+    weights: str
+    fallbacks: tuple[FallbackSpec, ...] = ()
+
+
+@dataclass(frozen=True)
 class SampleSpec:
     """Stored inputs with the outputs that a reference gave for them.
 
@@ -287,6 +308,7 @@ class Manifest:
         steps: Distance between two values of a dynamic dimension, where it is not 1.
         fallbacks: Nodes that are left to ONNX Runtime, with reasons.
         plans: Ways to run the model with a server, the best for ``link`` first; ``parts`` are
+        alternatives: Other ways to run the model, in the order in which they are tried.
             those of the plan that needs no server, or else of the first.
         link: The link that was expected; ``None`` without a server.
         encodings: In a server's bundle, the inputs and outputs that are sent in fewer bytes.
@@ -314,6 +336,7 @@ class Manifest:
     plans: tuple[PlanSpec, ...] = ()
     link: LinkSpec | None = None
     encodings: tuple[EncodingSpec, ...] = ()
+    alternatives: tuple[AlternativeSpec, ...] = ()
     files: tuple[FileSpec, ...] = field(default=())
 
     def device(self, name: str) -> DeviceSpec:
@@ -324,6 +347,13 @@ class Manifest:
 def to_json(manifest: Manifest) -> bytes:
     """The manifest as text, its own digest last."""
     body = dataclasses.asdict(manifest)
+    def ways(self) -> tuple[Manifest, ...]:
+        """The ways to run the model, each as a manifest without alternatives."""
+        fields = ("devices", "parts", "transfers", "runtime", "weights", "fallbacks")
+        first = dataclasses.replace(self, alternatives=())
+        others = ({name: getattr(a, name) for name in fields} for a in self.alternatives)
+        return (first, *(dataclasses.replace(first, **other) for other in others))
+
     digest = hashlib.sha256(_canonical(body)).hexdigest()
     return _canonical({**body, "digest": digest})
 

@@ -134,7 +134,7 @@ def _prepare(session: _Session, spec: DeviceSpec) -> None:
     for library in spec.libraries:
         load_runtime_library(library)
     if spec.architecture:
-        load_runtime(session.bundle, spec.architecture)
+        load_runtime(session.bundle, session.manifest.runtime[spec.architecture])
 
 
 def _measure_device(

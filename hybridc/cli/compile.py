@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hybridc.cli.alternatives import (
+    alternative_lines,
+    alternative_option,
+    read_alternatives,
+)
 from hybridc.cli.hybrid import plan_table, read_server, server_options
 from hybridc.cli.options import bundle_output_option, cache_options, read_cache
 from hybridc.cli.output import format_option, progress, show, size, table
@@ -71,6 +76,7 @@ if TYPE_CHECKING:
     help="Refuse a model with nodes that no target compiles, instead of leaving them to ONNX "
     "Runtime.",
 )
+@alternative_option
 @click.option("--no-verify", is_flag=True, help="Do not compare with the reference at the end.")
 @click.option(
     "--strict-math",
@@ -91,6 +97,7 @@ def command(
     samples: tuple[Path, ...],
     tolerance: float,
     no_fallback: bool,
+    alternatives: tuple[str, ...],
     no_verify: bool,
     strict_math: bool,
     cache: Path | None,
@@ -116,6 +123,7 @@ def command(
     asked = compile_options(Asked(values, plan))
     options = Options(
         **asked,
+        alternatives=read_alternatives(alternatives, asked["remote"]),
         samples=samples,
         tolerance=tolerance,
         fallback=not no_fallback,
@@ -154,6 +162,7 @@ def _as_lines(report: Report) -> list[str]:
         for part in manifest.parts
     ]
     lines += table(rows)
+    lines += alternative_lines(manifest)
     lines += plan_table(manifest)
     if manifest.fallbacks:
         lines.append(f"{len(manifest.fallbacks)} nodes are left to ONNX Runtime:")

@@ -12,6 +12,7 @@ import click
 
 from hybridc.bundle.manifest import MANIFEST
 from hybridc.bundle.storage import SUFFIX
+from hybridc.cli.alternatives import alternative_lines
 from hybridc.cli.hybrid import plan_table
 from hybridc.cli.output import format_option, shape, show, size, table
 
@@ -179,7 +180,8 @@ def _bundle_lines(manifest: Manifest, nodes: bool) -> list[str]:
     lines += ["dimensions:", *table(ranges)] if ranges else []
     for device in manifest.devices:
         lines += _device_lines(device)
-    return lines + _plan_lines(manifest, nodes) + plan_table(manifest)
+    lines += _plan_lines(manifest, nodes)
+    return lines + alternative_lines(manifest) + plan_table(manifest)
 
 
 def _device_lines(device: DeviceSpec) -> list[str]:

@@ -58,10 +58,14 @@ def command(
         arrays = read_arrays(source, model.inputs) if source else random_inputs(model, seed)
         outputs, seconds = _timed(model, arrays, repeat)
         status = getattr(model, "status", None)
+        plan = {device: len(nodes) for device, nodes in model.plan.items()}
+        missed = list(model.missed)
     if destination is not None:
         write_arrays(destination, outputs)
     data = {
         "outputs": {name: _describe(array) for name, array in outputs.items()},
+        "plan": plan,
+        "missed": missed,
         "runs": repeat,
         "milliseconds": {
             "min": min(seconds) * 1e3,
@@ -104,6 +108,7 @@ def _as_lines(data: dict[str, Any]) -> list[str]:
     return [
         *table(rows, indent=0),
         *([_remote_line(remote)] if remote else []),
+        *(f"note: {reason}; {' and '.join(data['plan'])} ran instead" for reason in data["missed"]),
         f"{runs}: min {times['min']:.3f} ms, median {times['median']:.3f} ms, "
         f"max {times['max']:.3f} ms",
     ]

@@ -14,7 +14,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,8 +40,12 @@ _loaded: dict[str, tuple[str, ctypes.CDLL]] = {}
 its functions register under global names; so this is a fact about the process, not a model."""
 
 
-def load_runtime(bundle: Bundle, architecture: str) -> None:
+def load_runtime(bundle: Bundle, libraries: Sequence[str]) -> None:
     """Bring the bundle's TVM runtime into the process, once.
+
+    Args:
+        bundle: The bundle.
+        libraries: Paths of the runtime's libraries in it, in the order of loading.
 
     Raises:
         DeviceError: apache-tvm-ffi is of another version than the runtime was built against, or
@@ -49,7 +53,7 @@ def load_runtime(bundle: Bundle, architecture: str) -> None:
     """
     check_tvm_ffi(bundle.manifest)
     with _lock:
-        for name in bundle.manifest.runtime[architecture]:
+        for name in libraries:
             data = bundle.read_code(name)
             digest = hashlib.sha256(data).hexdigest()
             by_tvm = _provided_by_tvm(bundle.manifest)

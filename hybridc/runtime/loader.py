@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.bundle.tensors import Array
-from hybridc.errors import UsageError
+from hybridc.errors import DeviceError, UsageError
 from hybridc.runtime.calls import Call
 from hybridc.runtime.cuda import load_runtime_library
 from hybridc.runtime.executor import Executor, Observer
@@ -38,13 +39,18 @@ if TYPE_CHECKING:
     from hybridc.runtime.remote_client import Client
     from hybridc.runtime.timeline import Timeline
 
+_LOG = logging.getLogger("hybridc.loader")
+
 
 class Model:
     """A loaded bundle. May be called from several threads at once.
 
     Attributes:
-        manifest: The bundle's description.
+        manifest: The bundle's description; of one with alternatives, the way that is run.
+        missed: Why each way before that one cannot run here.
     """
+
+    missed: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -258,14 +264,58 @@ def load_bundle(
     client: Client | None = None,
 ) -> Model:
     """Load an opened bundle; see :func:`load`. A ``client`` takes the place of connections."""
-    manifest = bundle.manifest
+    missed = []
+    for way in bundle.manifest.ways():
+        try:
+            prepare(way)
+        except DeviceError as error:
+            missed.append(str(error))
+            continue
+        for reason in missed:
+            _LOG.warning("%s; %s runs instead", reason, names_of(way))
+        model = _load_way(bundle, way, threads, remote, client)
+        model.missed = tuple(missed)
+        return model
+    raise DeviceError("; and ".join(missed))
+
+
+def names_of(manifest: Manifest) -> str:
+    """The devices that a way to run the model uses, in words."""
+    return " and ".join(device.name for device in manifest.devices)
+
+
+def prepare(manifest: Manifest) -> None:
+    """Make a machine ready for a way to run a model.
+
+    Raises:
+        DeviceError: It lacks something; the message says what.
+    """
     for device in manifest.devices:
         require(device)
     for device in manifest.devices:
         for library in device.libraries:
             load_runtime_library(library)
-    for architecture in manifest.runtime:
-        load_runtime(bundle, architecture)
+
+
+def load_way(bundle: Bundle, manifest: Manifest) -> Model:
+    """Load one way to run a bundle's model, out of those that its manifest lists.
+
+    Raises:
+        DeviceError: This machine lacks something that it needs.
+    """
+    prepare(manifest)
+    return _load_way(bundle, manifest, None, None, None)
+
+
+def _load_way(
+    bundle: Bundle,
+    manifest: Manifest,
+    threads: int | None,
+    remote: RemoteSettings | None,
+    client: Client | None,
+) -> Model:
+    for libraries in manifest.runtime.values():
+        load_runtime(bundle, libraries)
     arrays = bundle.tensors(manifest.weights)
     weights = {name: to_tensor(array) for name, array in arrays.items()}
     count = threads or available_threads()

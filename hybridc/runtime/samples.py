@@ -13,7 +13,8 @@ from hybridc.bundle.manifest import STRING, TensorSpec
 from hybridc.bundle.read import Bundle
 from hybridc.bundle.strings import unpack_strings
 from hybridc.bundle.tensors import Array
-from hybridc.runtime.loader import Model, load_bundle
+from hybridc.errors import DeviceError
+from hybridc.runtime.loader import Model, load_bundle, load_way, names_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class OutputError:
             shapes, types, or the places of NaN and infinity differ.
         within: Whether that is within ``limit``.
         limit: The tolerance of the bundle, or of the plan.
-        plan: Name of the plan that gave it; empty in a bundle without a server.
+        plan: Name of the plan that gave it, or the devices that did; empty if there is one way.
     """
 
     sample: int
@@ -39,9 +40,30 @@ class OutputError:
 
 
 def run_samples(bundle: Bundle) -> list[OutputError]:
-    """Load a bundle, run all its samples and compare; one entry per sample and output."""
-    with load_bundle(bundle) as model:
-        return _compare(bundle, model)
+    """Load a bundle, run all its samples and compare; one entry per sample and output.
+
+    Of several ways to run the model, all that this machine can run are compared.
+
+    Raises:
+        DeviceError: It can run none.
+    """
+    ways = bundle.manifest.ways()
+    if len(ways) == 1:
+        with load_bundle(bundle) as model:
+            return _compare(bundle, model)
+    errors: list[OutputError] = []
+    missed = []
+    for way in ways:
+        try:
+            model = load_way(bundle, way)
+        except DeviceError as error:
+            missed.append(str(error))
+            continue
+        with model:
+            errors += _compare(bundle, model, names_of(way))
+    if len(missed) == len(ways):
+        raise DeviceError("; and ".join(missed))
+    return errors
 
 
 def run_plans(bundle: Bundle, repository: Path) -> list[OutputError]:
