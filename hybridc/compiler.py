@@ -70,7 +70,6 @@ class Options:
 
     Attributes:
         devices: Devices that parts can be placed on; the first is the default.
-        alternatives: Devices that run all of the model where those before cannot, in that order.
         shapes: Dimensions by name of an input or of a dynamic dimension.
         bindings: Values of inputs that are always the same.
         rules: What the placement must keep to.
@@ -90,10 +89,10 @@ class Options:
         cache: Folder of built kernels, which targets take from and add to.
         tuning: Choices that were measured, and how long to measure more.
         strict_math: Whether kernels may change sums in nothing but their order.
+        alternatives: Devices that run all of the model where those before cannot, in that order.
     """
 
     devices: tuple[Device, ...]
-    alternatives: tuple[Device, ...] = ()
     shapes: Mapping[str, tuple[ShapeRequest, ...]] = field(default_factory=dict)
     bindings: Mapping[str, Array] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules)
@@ -112,6 +111,7 @@ class Options:
     cache: Path | None = None
     tuning: TuningJob | None = None
     strict_math: bool = False
+    alternatives: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -307,8 +307,8 @@ class Manifest:
         tolerance: Largest error relative to an output's scale at which a sample counts as right.
         steps: Distance between two values of a dynamic dimension, where it is not 1.
         fallbacks: Nodes that are left to ONNX Runtime, with reasons.
-        plans: Ways to run the model with a server, the best for ``link`` first; ``parts`` are
         alternatives: Other ways to run the model, in the order in which they are tried.
+        plans: Ways to run the model with a server, the best for ``link`` first; ``parts`` are
             those of the plan that needs no server, or else of the first.
         link: The link that was expected; ``None`` without a server.
         encodings: In a server's bundle, the inputs and outputs that are sent in fewer bytes.
@@ -333,20 +333,16 @@ class Manifest:
     tolerance: float = 1e-4
     steps: Mapping[str, int] = field(default_factory=dict)
     fallbacks: tuple[FallbackSpec, ...] = ()
+    alternatives: tuple[AlternativeSpec, ...] = ()
     plans: tuple[PlanSpec, ...] = ()
     link: LinkSpec | None = None
     encodings: tuple[EncodingSpec, ...] = ()
-    alternatives: tuple[AlternativeSpec, ...] = ()
     files: tuple[FileSpec, ...] = field(default=())
 
     def device(self, name: str) -> DeviceSpec:
         """The device of that name."""
         return next(device for device in self.devices if device.name == name)
 
-
-def to_json(manifest: Manifest) -> bytes:
-    """The manifest as text, its own digest last."""
-    body = dataclasses.asdict(manifest)
     def ways(self) -> tuple[Manifest, ...]:
         """The ways to run the model, each as a manifest without alternatives."""
         fields = ("devices", "parts", "transfers", "runtime", "weights", "fallbacks")
@@ -354,6 +350,10 @@ def to_json(manifest: Manifest) -> bytes:
         others = ({name: getattr(a, name) for name in fields} for a in self.alternatives)
         return (first, *(dataclasses.replace(first, **other) for other in others))
 
+
+def to_json(manifest: Manifest) -> bytes:
+    """The manifest as text, its own digest last."""
+    body = dataclasses.asdict(manifest)
     digest = hashlib.sha256(_canonical(body)).hexdigest()
     return _canonical({**body, "digest": digest})
 

@@ -90,7 +90,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
     if MANIFEST not in storage.names():
         raise BundleError(f"{storage.where} is not a bundle: it has no {MANIFEST}")
     manifest = from_json(bytes(storage.map(MANIFEST)), f"{storage.where}: {MANIFEST}")
-    fault = next(_loose_ends(manifest), None)
+    fault = next((fault for way in manifest.ways() for fault in _loose_ends(way)), None)
     if fault is not None:
         raise BundleError(f"{storage.where}: {MANIFEST} does not fit together: {fault}")
     return Bundle(manifest, storage)
