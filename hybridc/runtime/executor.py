@@ -23,6 +23,7 @@ import tvm_ffi
 from hybridc.bundle.manifest import Manifest
 from hybridc.errors import HybridcError, PartError, UsageError
 from hybridc.runtime.parts import Function, LoadedPart
+from hybridc.runtime.pinned import PinnedMemory
 from hybridc.runtime.tensors import HOST, Place, allocate, copy, move, place_of
 
 _GIVEN: Place = (0, 0)
@@ -76,6 +77,7 @@ class Executor:
         self.has_branches = False
         self._observer = observer
         self._staged: dict[tuple[int, Place], Any] = {}
+        self._pinned = PinnedMemory()
         self._slots: dict[tuple[str, Place], int] = {}
         self._on_host = all(part.place == HOST for part in parts)
         given = HOST if self._on_host else _GIVEN
@@ -202,7 +204,7 @@ class Executor:
         if not isinstance(value, tvm_ffi.Tensor) or place_of(value) == place:
             return value
         if place == HOST:
-            return move(value, HOST)
+            return self._pinned.received(value)
         if place_of(value) != HOST:
             value = move(value, HOST)
         kept = self._staged.get((slot, place))

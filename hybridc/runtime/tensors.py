@@ -57,6 +57,11 @@ def float8_codes(tensor: Any) -> Array:
     return np.from_dlpack(_with_dtype(tensor, "uint8"))
 
 
+def is_cuda(place: Place) -> bool:
+    """Whether a place is an NVIDIA GPU."""
+    return _KINDS.get(place[0]) == "cuda"
+
+
 def place_of(tensor: Any) -> Place:
     """Where a tensor is."""
     kind, index = tensor.__dlpack_device__()

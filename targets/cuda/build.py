@@ -15,7 +15,9 @@ from hybridc.targets.cuda.filters import channels_innermost
 from hybridc.targets.cuda.matrices import depth_innermost
 from hybridc.targets.cuda.nvcc import compile_source
 from hybridc.targets.cuda.pack import packer
+from hybridc.targets.cuda.permuted import products_in_place
 from hybridc.targets.gpu.constants import CUDA, keep_constants
+from hybridc.targets.gpu.normalize import rows_normalized
 from hybridc.targets.gpu.pipeline import legalize
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.gpu.scratch import lift_scratch
@@ -50,6 +52,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
     types = gpu.limits.matrix_types
     module, weights = channels_innermost(module, weights, types)
     module, weights = depth_innermost(module, weights, types)
+    module = products_in_place(module, weights, types)
     module = compiled_graph(module, gpu)
     executable = build_executable(module, gpu.target)
     pack = packer(lambda source: compile_source(source, gpu.architectures), gpu.host)
@@ -60,7 +63,8 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
 def compiled_graph(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
     """The module with scheduled kernels and planned memory."""
     types = gpu.limits.matrix_types
-    fused = fuse(channels_last(legalize(module), types), native_bfloat16="bfloat16" in types)
+    legal = channels_last(legalize(rows_normalized(module)), types)
+    fused = fuse(legal, native_bfloat16="bfloat16" in types)
     scheduled = lift_scratch(schedule_module(fused, gpu.target, gpu.limits))
     scheduled = keep_constants(scheduled, CUDA)
     with gpu.target:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,25 @@ def cuda_source(model: onnx.ModelProto, *shapes: str) -> str:
     return "\n".join(found.inspect_source("cuda") for found in cuda_modules(executable.mod))
 
 
-def run_serially(model: onnx.ModelProto, feeds: dict[str, Array], *shapes: str) -> dict[str, Array]:
-    """Outputs of a model whose kernels are scheduled for a GPU and run on this CPU."""
+def run_serially(
+    model: onnx.ModelProto,
+    feeds: dict[str, Array],
+    *shapes: str,
+    kernels: Callable[[tvm.IRModule], tvm.IRModule] = fuse,
+) -> dict[str, Array]:
+    """Outputs of a model whose kernels are scheduled for a GPU and run on this CPU.
+
+    Args:
+        model: The model.
+        feeds: Its inputs.
+        shapes: Shapes of its inputs, as on the command line.
+        kernels: From the lowered module to fused kernels.
+    """
     gpu = parse_gpu("sm_90")
     lowered, inputs, outputs = lowered_model(model, *shapes)
     limits = dataclasses.replace(gpu.limits, matrix_types=frozenset())  # no tensor cores here
     with gpu.target:
-        module = lift_scratch(schedule_module(fuse(lowered.module), gpu.target, limits))
+        module = lift_scratch(schedule_module(kernels(lowered.module), gpu.target, limits))
     module = accept_any_alignment(map_kernels(module, _serial))
     with gpu.host.target:
         executable = build_executable(finalize(module), gpu.host.target)

@@ -7,6 +7,9 @@ its threads come by every barrier.
     block  maximum <- row      all threads, barrier
            sum     <- row      all threads, barrier
            result  <- row
+
+Where there are many short rows, each gets the threads that run in step, so that none has to wait
+for others.
 """
 
 from __future__ import annotations
@@ -31,6 +34,12 @@ from tvm.s_tir import Schedule
 
 MAX_THREADS = 256
 
+MANY_ROWS = 2048
+"""So many rows keep a GPU busy with a few threads each."""
+
+SHORT = 1024
+"""Most elements of a row that gets only the threads that run in step."""
+
 
 def schedule_rows(schedule: Schedule, limits: Limits) -> Schedule:
     """Schedule a chain of reductions over the same rows; changes and returns the schedule.
@@ -50,7 +59,8 @@ def schedule_rows(schedule: Schedule, limits: Limits) -> Schedule:
     if length < 2:
         raise Misfit("a row is one element")
     around = schedule.add_unit_loop(loops[0]) if lead == 0 else schedule.fuse(*loops[:lead])
-    threads = _threads(length, limits)
+    many = limits.warp > 1 and rows >= MANY_ROWS and length <= SHORT
+    threads = limits.warp if many else _threads(length, limits)
     _share(schedule, loops[lead:], threads)
     shared = 0
     for block in reversed(before):
