@@ -110,16 +110,21 @@ def run_passes(
         The resulting model, and a line for each optional step that failed and was left out.
     """
     notes: list[str] = []
+    backup: ir.Model | None = None  # of the model as it is, where there is one
     for step in make_steps(lowers, isolate):
-        if not step.optional:
-            model = step.make()(model).model
-            continue
-        backup = model.clone()
+        if step.optional and backup is None:
+            backup = model.clone()
         try:
-            model = step.make()(model).model
+            result = step.make()(model)
         except Exception as error:  # a third party's step may fail in any way
-            model = backup
+            if not step.optional or backup is None:
+                raise
+            model, backup = backup, None
             notes.append(f"step '{step.name}' was left out: {_first_line(error)}")
+            continue
+        model = result.model
+        if result.modified:
+            backup = None
     return model, notes
 
 

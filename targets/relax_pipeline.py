@@ -18,6 +18,10 @@ Link: TypeAlias = Callable[..., None]
 
 _AS_SOURCE = "TVM_COMPILE_FORCE_FALLBACK"
 
+MAX_FUSED = 64
+"""Most tensor programs of one kernel. Scheduling takes a time that grows with the square of it, and
+memory that is saved between so many of them is nothing beside what they compute."""
+
 _OPAQUE = 8
 """TVM's number of the pattern of functions that are not fused with others."""
 
@@ -50,7 +54,11 @@ def fuse(module: tvm.IRModule, native_bfloat16: bool = False) -> tvm.IRModule:
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
     ]
-    return map_kernels(tvm.transform.Sequential(passes)(annotated), take_shifts_out)
+    current = tvm.transform.PassContext.current()
+    limit = {**current.config, "relax.FuseOps.max_depth": MAX_FUSED}
+    with tvm.transform.PassContext(opt_level=current.opt_level, config=limit):
+        fused = tvm.transform.Sequential(passes)(annotated)
+    return map_kernels(fused, take_shifts_out)
 
 
 def _unfused_if_bfloat16(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -1,6 +1,7 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
+from hybridc.passes import pipeline
 from onnx import TensorProto, helper
 
 from tests.models import branched_model, make_model, node, random, relu_model, sum_model
@@ -107,3 +108,37 @@ def test_weights_are_not_copied_into_nodes():
     assert "Constant" not in operators(after)
     total = sum(v.const_value.nbytes for v in after.graph.initializers.values())
     assert total == sum(np.prod(t.dims) * 4 for t in branched_model().graph.initializer)
+
+
+class RenameAndFail(ir.passes.InPlacePass):
+    """Fails in the middle of its work."""
+
+    def call(self, model):
+        for each in model.graph:
+            each.op_type = "Neg"
+        raise RuntimeError("no more")
+
+
+class DoNothing(ir.passes.InPlacePass):
+    def call(self, model):
+        return ir.passes.PassResult(model, modified=False)
+
+
+class ToAbs(ir.passes.InPlacePass):
+    def call(self, model):
+        for each in model.graph:
+            each.op_type = "Abs"
+        return ir.passes.PassResult(model, modified=True)
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"), [([DoNothing], "Relu"), ([DoNothing, ToAbs, DoNothing], "Abs")]
+)
+def test_what_a_failed_step_did_is_undone(monkeypatch, between, expected):
+    """Back to the model as the steps before left it, and again for the next one that fails."""
+    passes = [*between, RenameAndFail, DoNothing, RenameAndFail]
+    steps = [pipeline.Step(made.__name__, made, optional=made is not ToAbs) for made in passes]
+    monkeypatch.setattr(pipeline, "make_steps", lambda *_arguments: steps)
+    after, notes = run_all(relu_model())
+    assert operators(after) == [expected]
+    assert notes == ["step 'RenameAndFail' was left out: no more"] * 2
