@@ -12,6 +12,8 @@ from test_microsoft import Fused, model_of, run_reference
 
 from hybridc import onnx_backend
 from hybridc.errors import UnsupportedError
+from hybridc.lowering.ops import dynamic_lstm
+from hybridc.lowering.ops.dynamic_lstm import sum_type
 
 RUN_TIME = (0, 4, 5, 6)
 ZEROS = {"int8": 0, "uint8": 121}
@@ -93,6 +95,18 @@ EVERY = [
 
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_layer(case):
+    check(case)
+
+
+def test_sums_that_float32_cannot_hold(monkeypatch):
+    rows = np.full((257, 1), 255, np.int16)
+    assert [sum_type(rows * sign) for sign in (1, -1)] == ["float32", "float32"]
+    assert sum_type(np.full((259, 1), 255, np.int16)) == "int32"
+    monkeypatch.setattr(dynamic_lstm, "sum_type", lambda _weights: "int32")
+    check(layer(dtype="uint8", hidden=19, batch=2, states=True, channels=True))
+
+
+def check(case):
     model = model_of(case)
     feed = {
         f"x{i}": array for i, array in enumerate(case.inputs) if array is not None and i in RUN_TIME

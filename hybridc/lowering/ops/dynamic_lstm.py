@@ -1,7 +1,7 @@
 """com.microsoft's DynamicQuantizeLSTM: an LSTM with 8-bit weights that quantizes its operands, too.
 
 The input is quantized to uint8 by the range of all its steps, the state before each step by the
-range of all rows of the batch. Products are exact in int32, and the rest is float32:
+range of all rows of the batch. Products are exact, and the rest is float32:
 
     sums   = (quantized(state) - zero) (R - zero of R)
     gates  = activations(X W' + sums * scale * scale of R + peepholes * cell + biases)
@@ -126,7 +126,7 @@ def _direction(
         call.tensor(4) if call.has(4) else None,
     )
     given = operands.given()
-    kernel = partial(quantized_recurrence, layer, tuple(given))
+    kernel = partial(quantized_recurrence, layer, sum_type(recurrent.array), tuple(given))
     scales = call.materialize(recurrent_scale)
     result = call.emit_te(kernel, scales, *given.values(), primfunc_name_hint="dynamic_lstm_steps")
     return [call.emit(relax.TupleGetItem(result, position)) for position in range(3)]
@@ -155,6 +155,15 @@ def _weights(
     )
 
 
+def sum_type(weights: np.ndarray[Any, Any]) -> str:
+    """The type that products are summed in: float32, which is faster, where that is exact, too.
+
+    All partial sums are whole numbers of at most 255 times the sum of the weights' magnitudes.
+    """
+    largest = int(np.abs(weights.astype(np.int64)).sum(axis=0).max())
+    return "float32" if 255 * largest <= 1 << 24 else "int32"
+
+
 def _packed(call: Call, layer: Layer, weights: Constant) -> Expression:
     """Recurrent weights in the order that the kernel reads them in, of 8 bits where they fit."""
     array = weights.array.T
@@ -165,12 +174,13 @@ def _packed(call: Call, layer: Layer, weights: Constant) -> Expression:
 
 
 def quantized_recurrence(
-    layer: Layer, names: Sequence[str], scales: te.Tensor, *tensors: te.Tensor
+    layer: Layer, sum_type: str, names: Sequence[str], scales: te.Tensor, *tensors: te.Tensor
 ) -> list[te.Tensor]:
     """The tensor-expression function of the kernel.
 
     Args:
         layer: What is computed.
+        sum_type: Element type that products are summed in, exactly.
         names: Names of the operands that are given, as in :class:`Operands`.
         scales: float32 ``(gates * hidden,)``: of the recurrent weights, which are integers.
         tensors: The operands.
@@ -188,7 +198,7 @@ def quantized_recurrence(
         results = [T.buffer_proxy(output) for output in outputs]
         with IRBuilder() as builder:
             with loop(1):
-                _emit(layer, operands, factors, results, (steps, batch))
+                _emit(layer, sum_type, operands, factors, results, (steps, batch))
             return builder.get()
 
     results: list[te.Tensor] = te.extern(
@@ -216,6 +226,7 @@ class _View:
 
 def _emit(
     layer: Layer,
+    sum_type: str,
     operands: Operands,
     scales: Access,
     outputs: Sequence[Access],
@@ -226,7 +237,7 @@ def _emit(
     zero, tiles = tirx.const(0, "int64"), tirx.floordiv(as_expression(as_dim(batch)), rows)
 
     def tile_of(number: Any) -> Tile:
-        tile = Tile(layer, operands, steps, batch, rows, number * rows, "float32", "int32")
+        tile = Tile(layer, operands, steps, batch, rows, number * rows, "float32", sum_type)
         offset = number * (rows * layer.hidden)
         tile.state, tile.cell = (_View(output, offset) for output in outputs[1:])
         return tile
@@ -295,12 +306,12 @@ def _range(tile_of: Any, tiles: Any, step: Any) -> tuple[Any, Any]:
 def _step(tile: Tile, output: Access, scales: Access, scale: Access, zero_point: Access) -> None:
     """Emit a step of one tile of rows."""
     hidden, columns = tile.hidden, 4 * tile.hidden
-    codes, sums = tile.allocate(hidden, "int32"), tile.allocate(columns, "int32")
+    codes, sums = (tile.allocate(size, tile.sum_type) for size in (hidden, columns))
 
     def encode(row: Any, unit: Any) -> None:
         place = row * hidden + unit
         code = round_to(tile.state[place] / scale[0], zero_point[0], "uint8")
-        codes[place] = code.astype("int32") - zero_point[0]
+        codes[place] = (code.astype("int32") - zero_point[0]).astype(tile.sum_type)
 
     def total(row: Any, gate: int, unit: Any) -> Any:
         column = gate * hidden + unit
