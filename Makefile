@@ -7,9 +7,10 @@ SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ARM := .cache/arm/finished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu nightly fuzz lint types fast format clean system
+.PHONY: help demo test test-arm test-gpu nightly fuzz lint types fast format clean system
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -17,7 +18,7 @@ help:  ## Show this list.
 demo: system $(STAMP)  ## Read the text in a picture with two compiled models.
 	$(BIN)/python examples/ocr/main.py
 
-test: system $(STAMP) lint types  ## Lint, type-check, and run all tests.
+test: system $(STAMP) $(ARM) lint types  ## Lint, type-check, and run all tests.
 	HYBRIDC_KERNEL_CACHE=$(CURDIR)/.cache/kernels $(BIN)/python -m pytest -n 2 --dist worksteal
 
 nightly: $(STAMP)  ## Ten thousand random graphs against ONNX Runtime, and calls to a failing server.
@@ -45,6 +46,9 @@ format:  ## Format the code.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+test-arm: system $(STAMP) $(ARM)  ## Run all real models on AArch64, emulated; takes half an hour.
+	HYBRIDC_ARM_MODELS=all $(BIN)/python -m pytest tests/arm
+
 test-gpu: $(STAMP)  ## Build the bundles for GPU tests and check them on this machine's GPU.
 	PYTHON=$(BIN)/python sh tests/gpu/prepare.sh build/gpu \
 		$$($(BIN)/python -c "import platform; print('.'.join(platform.python_version_tuple()[:2]))")
@@ -56,6 +60,10 @@ clean:  ## Remove what was made here.
 # A C linker is all that is needed beside Python; lld links for other architectures.
 system:
 	@tools/system-packages
+
+# Without it, on a machine that is no Debian, the tests that want it are skipped.
+$(ARM): | $(STAMP)
+	-sh tests/arm/prepare.sh $(dir $@) $(BIN)/python
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
