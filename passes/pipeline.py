@@ -10,6 +10,7 @@ from hybridc.passes.clean_movement import CleanMovement
 from hybridc.passes.close_interface import CloseInterface
 from hybridc.passes.drop_stale_shapes import DropStaleShapes
 from hybridc.passes.expand_functions import ExpandFunctions, Lowers
+from hybridc.passes.expand_gradient import ExpandGradient
 from hybridc.passes.fold_affine import FoldAffine
 from hybridc.passes.fold_affine_before import FoldAffineBefore
 from hybridc.passes.fold_constants import FoldConstants
@@ -61,6 +62,7 @@ def make_steps(lowers: Lowers, isolate: bool = False) -> tuple[Step, ...]:
         Step("inline functions", InlineFunctions),
         Step("close the interface", CloseInterface),
         Step("infer types", InferShapes, optional=True),
+        Step("expand gradients", ExpandGradient, optional=True),
         Step("expand functions", lambda: ExpandFunctions(lowers), optional=True),
         Step("lift constants of functions", lambda: LiftConstantsToInitializersPass(True, 0)),
         Step("fuse quantized regions", FuseQuantizedRegions, optional=True),
