@@ -28,6 +28,7 @@ from hybridc.passes.recognize_normalizations import RecognizeNormalizations
 from hybridc.passes.recognize_softmax import RecognizeSoftmax
 from hybridc.passes.share_subexpressions import ShareSubexpressions
 from hybridc.passes.simplify import Simplify
+from hybridc.passes.split_transposed_convolutions import SplitTransposedConvolutions
 from onnx_ir.passes.common import (
     LiftConstantsToInitializersPass,
     RemoveUnusedNodesPass,
@@ -98,6 +99,7 @@ def optimizations() -> tuple[Step, ...]:
         ("fuse matrix products", FuseGemm),
         ("fold scales and shifts in front", FoldAffineBefore),
         ("fold scales and shifts behind", FoldAffine),
+        ("split transposed convolutions", SplitTransposedConvolutions),
         ("share what became equal", ShareSubexpressions),
     )
     return tuple(Step(name, make, optional=True) for name, make in steps)
