@@ -15,7 +15,7 @@ from hybridc.errors import UsageError
 if TYPE_CHECKING:
     from hybridc.compiler import Report
 
-PRECISIONS = ("fp32", "fp16", "int8", "int8-dynamic", "int8-weights", "int4-weights")
+PRECISIONS = ("fp32", "fp16", "auto", "int8", "int8-dynamic", "int8-weights", "int4-weights")
 METHODS = ("min-max", "percentile", "entropy", "mse")
 
 _OPTIONS = (
@@ -24,7 +24,8 @@ _OPTIONS = (
         type=click.Choice(PRECISIONS),
         default="fp32",
         show_default=True,
-        help="fp16; int8: convolutions and matrix products on integers, with ranges from "
+        help="fp16; auto: int8 for as many layers as --accuracy-budget allows, else fp32; "
+        "int8: convolutions and matrix products on integers, with ranges from "
         "--calibration; int8-dynamic: matrix products, with ranges found in each run; "
         "int8-weights, int4-weights: only the weights of matrix products are stored in fewer bits.",
     ),
@@ -53,6 +54,13 @@ _OPTIONS = (
         metavar="FILE",
         help="Write the model in the precision as ONNX, too.",
     ),
+    click.option(
+        "--trade-off",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Write the curve of accuracy against predicted latency and size that --precision auto "
+        "went along, as .json, .md or .svg.",
+    ),
 )
 
 
@@ -69,7 +77,7 @@ def compile_function(values: Mapping[str, Any]) -> Callable[..., Report]:
     """
     from hybridc.compiler import compile_model
 
-    names = ("calibration", "accuracy_budget", "keep_model")
+    names = ("calibration", "accuracy_budget", "keep_model", "trade_off")
     if values["precision"] == "fp32":
         given = [name.replace("_", "-") for name in names if values[name] is not None]
         if given:
@@ -85,5 +93,6 @@ def compile_function(values: Mapping[str, Any]) -> Callable[..., Report]:
         values["calibration_method"],
         None if budget is None else parse_budget(budget),
         values["keep_model"],
+        values["trade_off"],
     )
     return partial(compile_in_precision, wanted=wanted)

@@ -8,6 +8,9 @@ smooth.py      large channels of data move into the weights
 observe.py     what values tensors take
 ranges.py      which of them a scale reaches to
 qdq.py         QuantizeLinear and DequantizeLinear around nodes
+search.py      which layers take part under a budget
+costs.py       what that is predicted to save
+curve.py       what a search found, as JSON, a table or a plot
 weights.py     weights in fewer bits, in blocks
 budget.py      bounds on the error, and how they are measured
 compile.py     all of this around an ordinary compile

@@ -32,7 +32,10 @@ from hybridc.lowering.ops import default_table
 from hybridc.passes.pipeline import run_passes
 from hybridc.passes.raise_opset import ensure_opset
 from hybridc.precision.budget import Budget, Outputs, relative_error
+from hybridc.precision.costs import predict
+from hybridc.precision.curve import auto_notes, check_suffix, write_curve
 from hybridc.precision.quantize import (
+    AUTO,
     DEFAULT_METHOD,
     DYNAMIC,
     FP16,
@@ -45,6 +48,8 @@ from hybridc.precision.quantize import (
     quantize_static,
 )
 from hybridc.precision.samples import FEW, Samples, load_samples, specs_of
+from hybridc.precision.search import Found, search
+from hybridc.precision.static import calibrate_model
 from hybridc.precision.weights import quantize_tables, quantize_weights
 from hybridc.progress import Progress
 from hybridc.reference import open_session
@@ -65,11 +70,12 @@ class Wanted:
     """A precision and what it may cost.
 
     Attributes:
-        precision: One of ``PRECISIONS`` but fp32.
+        precision: A precision other than fp32.
         data: Where samples are: a folder or ``module:function``.
         method: How ranges are found.
         budget: The bound to keep.
         keep: Where the quantized ONNX model is to be written, too.
+        trade_off: Where the curve of ``auto`` is to be written, as ``.json``, ``.md`` or ``.svg``.
     """
 
     precision: str
@@ -77,6 +83,7 @@ class Wanted:
     method: str = DEFAULT_METHOD
     budget: Budget | None = None
     keep: Path | None = None
+    trade_off: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ def compile_in_precision(
     prepared = prepare(model, options)
     samples = _samples(wanted, prepared, progress)
     progress(f"[1/6] quantizing to {wanted.precision}")
-    quantized, notes = _quantized(prepared, samples, wanted)
+    quantized, notes, found = _quantized(prepared, samples, wanted, options)
     try:
         with staging_folder(output) as staging, TemporaryDirectory(prefix="hybridc-") as folder:
             source = Path(folder) / model.name
@@ -129,6 +136,8 @@ def compile_in_precision(
             if wanted.keep is not None:
                 with replacing(wanted.keep) as beside:
                     onnx.save(quantized, beside)
+            if wanted.trade_off is not None and found is not None:
+                write_curve(found, wanted.trade_off)
             publish(staging / "bundle", output)
     except OSError as error:
         raise storage_error(error, output) from error
@@ -143,11 +152,19 @@ def _without_reading(progress: Progress) -> Progress:
 
 
 def _check_wanted(wanted: Wanted) -> None:
-    if wanted.data is None and wanted.precision == STATIC:
+    if wanted.data is None and wanted.precision in (STATIC, AUTO):
         raise UsageError(
-            "--precision int8 needs samples to find ranges with: give --calibration, or use "
-            "int8-dynamic or int8-weights"
+            f"--precision {wanted.precision} needs samples to find ranges with: give "
+            "--calibration, or use int8-dynamic or int8-weights"
         )
+    if wanted.budget is None and wanted.precision == AUTO:
+        raise UsageError(
+            "--precision auto needs a bound to keep: give --accuracy-budget, such as cosine=0.999"
+        )
+    if wanted.trade_off is not None:
+        if wanted.precision != AUTO:
+            raise UsageError("--trade-off is for --precision auto, which finds a curve")
+        check_suffix(wanted.trade_off)
     if wanted.data is None and wanted.budget is not None:
         raise UsageError("--accuracy-budget needs samples to be checked on: give --calibration")
 
@@ -179,29 +196,47 @@ def _samples(wanted: Wanted, prepared: Prepared, progress: Progress) -> Samples 
 
 
 def _quantized(
-    prepared: Prepared, samples: Samples | None, wanted: Wanted
-) -> tuple[onnx.ModelProto, list[str]]:
-    """The model in the precision, and notes about it."""
+    prepared: Prepared, samples: Samples | None, wanted: Wanted, options: Options
+) -> tuple[onnx.ModelProto, list[str], Found | None]:
+    """The model in the precision, notes about it, and what a search found."""
     if wanted.precision == FP16:
-        return convert_to_half(prepared.model), []
+        return convert_to_half(prepared.model), [], None
     if wanted.precision == DYNAMIC:
-        return quantize_tables(quantize_dynamic(prepared.model)), []
+        return quantize_tables(quantize_dynamic(prepared.model)), [], None
     if wanted.precision in (INT8_WEIGHTS, INT4_WEIGHTS):
-        return quantize_weights(prepared.model, 8 if wanted.precision == INT8_WEIGHTS else 4), []
+        bits = 8 if wanted.precision == INT8_WEIGHTS else 4
+        return quantize_weights(prepared.model, bits), [], None
     assert samples is not None
     used = samples if wanted.budget is None else samples.part(held_out=False)
+    few = f"fewer than {FEW} samples may miss the range of values that occur"
+    notes = [few] if used.count < FEW else []
+    if wanted.precision == AUTO:
+        model, found = _searched(prepared, used, wanted, options)
+        return model, [*auto_notes(found), *notes], found
     quantized = quantize_static(prepared.model, Calibration(used, wanted.method))
-    notes = [
+    head = (
         f"{quantized.count} convolutions and matrix products are in int8; ranges by "
         f"{wanted.method} over {used.count} samples"
-    ]
-    notes += [
+    )
+    kept = [
         f"{name} stays fp32: in int8 it alone would make the cosine {1 - error:.4f}"
         for name, error in quantized.kept.items()
     ]
-    if used.count < FEW:
-        notes.append(f"fewer than {FEW} samples may miss the range of values that occur")
-    return quantize_tables(quantized.model), notes
+    return quantize_tables(quantized.model), [head, *kept, *notes], None
+
+
+def _searched(
+    prepared: Prepared, samples: Samples, wanted: Wanted, options: Options
+) -> tuple[onnx.ModelProto, Found]:
+    """The model with the layers in int8 that a search under the budget chose."""
+    assert wanted.budget is not None
+    calibrated = calibrate_model(prepared.model, samples, wanted.method)
+    device = options.devices[0]
+    cost = predict(prepared.model, calibrated.anchors, device, options.hardware)
+    found = search(calibrated, samples, wanted.budget, cost)
+    if not found.chosen:
+        return prepared.model, found
+    return calibrated.quantized(found.names), found
 
 
 def _inner(

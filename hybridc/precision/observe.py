@@ -1,8 +1,8 @@
 """What values the tensors of a model take, collected while samples run through it.
 
 The model runs in ONNX Runtime with the tensors to be observed as outputs. Of each one a histogram
-is kept, with the exact extremes, and, if asked, the largest magnitude of each position of the last
-axis. That takes the same memory for any number of samples.
+is kept, with the exact extremes, and for each position of the last axis the largest magnitude and
+the mean square. That takes the same memory for any number of samples.
 
 A histogram has a fixed number of bins between -limit and limit. Where a larger number comes, the
 limit is doubled as often as needed, and each time two bins become one in the middle half. So no
@@ -74,16 +74,44 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Observations:
-    """What was seen of a model's tensors.
+class Channels:
+    """What occurred at each position of a tensor's last axis.
 
     Attributes:
-        histograms: By name of the tensor.
-        channels: Largest magnitude at each position of the last axis, by name of the tensor.
+        largest: Largest magnitude.
+        squares: Sum of squares.
+        count: Elements at each position.
+    """
+
+    largest: Array
+    squares: Array
+    count: int
+
+    @property
+    def mean_squares(self) -> Array:
+        """The mean square of each position."""
+        means: Array = self.squares / self.count
+        return means
+
+    def merged(self, other: Channels | None) -> Channels:
+        """Both together; this one if the other is none or of another size."""
+        if other is None or other.largest.shape != self.largest.shape:
+            return self
+        largest: Array = np.maximum(self.largest, other.largest)
+        return Channels(largest, self.squares + other.squares, self.count + other.count)
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What was seen of a model's tensors, by name.
+
+    Attributes:
+        histograms: Of all elements.
+        channels: Of the positions of the last axis.
     """
 
     histograms: Mapping[str, Histogram]
-    channels: Mapping[str, Array]
+    channels: Mapping[str, Channels]
 
 
 def observe(
@@ -98,7 +126,7 @@ def observe(
     inputs = {value.name for value in model.graph.input}
     run = open_session(with_outputs(model, [name for name in names if name not in inputs]))
     histograms = {name: Histogram() for name in names}
-    channels: dict[str, Array] = {}
+    channels: dict[str, Channels] = {}
     for sample in samples:
         found = {**sample, **run(sample)}
         for name in names:
@@ -108,18 +136,14 @@ def observe(
             if not np.isfinite(array).all():
                 raise UsageError(f"{name!r} is infinite or NaN in a sample; no range holds that")
             histograms[name].add(array)
-            channels[name] = _largest(channels.get(name), array)
+            channels[name] = _channels(array).merged(channels.get(name))
     return Observations(histograms, channels)
 
 
-def _largest(before: Array | None, array: Array) -> Array:
-    """The largest magnitude at each position of the last axis, of this and earlier samples."""
+def _channels(array: Array) -> Channels:
     rows = array.reshape(-1, array.shape[-1] if array.ndim else 1)
-    found: Array = np.abs(rows).max(axis=0)
-    if before is None or before.shape != found.shape:
-        return found
-    larger: Array = np.maximum(before, found)
-    return larger
+    squares = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+    return Channels(np.abs(rows).max(axis=0), squares, len(rows))
 
 
 def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> bytes:

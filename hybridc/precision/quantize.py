@@ -5,6 +5,7 @@
     int8-dynamic   matrix products only; the ranges are measured anew in each run
     int8-weights   weights of matrix products in 8 bits, in blocks with a scale each
     int4-weights   the same in 4 bits
+    auto           as int8, for as many layers as a budget allows: see search.py
     fp16           floats in 16 bits, but for operators that need more
 
 Around a convolution, sums of two images, pools and concatenations take part too, so that what goes
@@ -30,11 +31,10 @@ from hybridc.precision.qdq import PER_CHANNEL_SINCE
 from hybridc.precision.samples import Samples
 from hybridc.precision.static import calibrate_model, sensitive, sensitivities
 
-STATIC, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS, FP16, FP32 = (
-    "int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16", "fp32",
+STATIC, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS, FP16, FP32, AUTO = (
+    "int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16", "fp32", "auto",
 )  # fmt: skip
 
-PRECISIONS = (FP32, FP16, STATIC, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS)
 DEFAULT_METHOD = "percentile"
 
 TRIED = 8

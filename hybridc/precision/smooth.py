@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from hybridc.passes.editor import Array, Editor, contents, dims_of
+from hybridc.precision.observe import Channels
 from hybridc.precision.qdq import channel_axis
 from hybridc.precision.weights import drop_unread
 
@@ -31,19 +32,16 @@ SHARES = (0.5, 0.65, 0.8, 0.9)
 LARGEST, LEAST_GAIN = 64.0, 0.9
 """The largest scale, and the share of the expected error below which smoothing pays."""
 
-_PEAK = 3.0
-"""Times that a channel's largest magnitude is supposed to be above its root mean square."""
-
 
 def smooth(
-    model: onnx.ModelProto, nodes: Collection[str], channels: Mapping[str, Array]
+    model: onnx.ModelProto, nodes: Collection[str], channels: Mapping[str, Channels]
 ) -> onnx.ModelProto:
     """A model that computes the same, with channels of more equal magnitude.
 
     Args:
         model: The model.
         nodes: Names of nodes that are to be quantized.
-        channels: Largest magnitude of each position of the last axis, by name of a tensor.
+        channels: What occurred at each position of the last axis, by name of a tensor.
     """
     whole = ir.from_proto(model)
     editor = Editor(whole.graph)
@@ -53,9 +51,9 @@ def smooth(
         if node.name in nodes and node.op_type in PRODUCTS and data is not None:
             readers.setdefault(data, []).append(node)
     for data, products in readers.items():
-        largest = channels.get(str(data.name))
-        if largest is not None and all(_is_plain(node, len(largest)) for node in products):
-            _smooth(editor, data, products, largest)
+        seen = channels.get(str(data.name))
+        if seen is not None and all(_is_plain(node, len(seen.largest)) for node in products):
+            _smooth(editor, data, products, seen)
     if not editor.modified:
         return model
     result = ir.to_proto(whole)
@@ -74,31 +72,31 @@ def _is_plain(node: ir.Node, summed: int) -> bool:
     return bool(weight.shape[1 - channel_axis(node, 2)] == summed)
 
 
-def best_scales(data: Array, weight: Array) -> Array | None:
+def best_scales(seen: Channels, weight: Array) -> Array | None:
     """The scales that are expected to help most; ``None`` if none help.
 
     Args:
-        data: Largest magnitude of each channel.
-        weight: What it is multiplied with, with a row for each channel.
+        seen: What occurred in the data's channels.
+        weight: What they are multiplied with, with a row for each.
     """
     rows = np.abs(weight).max(axis=1)
-    plain = expected_error(data, weight)
-    candidates = [scales_of(data, rows, share) for share in SHARES]
-    errors = [expected_error(data / s, weight * s[:, None]) for s in candidates]
+    candidates = [scales_of(seen.largest, rows, share) for share in SHARES]
+    errors = [expected_error(seen, weight, scales) for scales in candidates]
     best = int(np.argmin(errors))
+    plain = expected_error(seen, weight, np.ones(len(rows), np.float32))
     return candidates[best] if errors[best] < LEAST_GAIN * plain else None
 
 
-def expected_error(data: Array, weight: Array) -> float:
+def expected_error(seen: Channels, weight: Array, scales: Array) -> float:
     """The mean square of what rounding data and weights adds to a product, up to a factor.
 
     Rounding errors are taken to be independent, each with a twelfth of its squared step.
     """
-    data_step = data.max() / 255
-    weight_steps = np.abs(weight).max(axis=0) / 127
-    of_data = data_step**2 * np.square(weight, dtype=np.float64).sum()
-    of_weights = np.square(weight_steps).sum() * np.square(data / _PEAK).sum()
-    return float(of_data + of_weights)
+    scaled = np.square(weight.astype(np.float64) * scales[:, None])
+    data_step = (seen.largest / scales).max() / 255
+    weight_steps = scaled.max(axis=0) / 127**2
+    of_weights = weight_steps.sum() * (seen.mean_squares / np.square(scales)).sum()
+    return float(data_step**2 * scaled.sum() + of_weights)
 
 
 def scales_of(data: Array, weight: Array, share: float) -> Array:
@@ -117,9 +115,9 @@ def scales_of(data: Array, weight: Array, share: float) -> Array:
     return powers
 
 
-def _smooth(editor: Editor, data: ir.Value, products: list[ir.Node], largest: Array) -> None:
+def _smooth(editor: Editor, data: ir.Value, products: list[ir.Node], seen: Channels) -> None:
     rows = [_rows(node) for node in products]
-    scales = best_scales(largest, np.concatenate(rows, axis=1))
+    scales = best_scales(seen, np.concatenate(rows, axis=1))
     if scales is None:
         return
     inverse = editor.constant((1 / scales).astype(np.float32), f"{data.name}__smooth")

@@ -8,7 +8,7 @@ import pytest
 
 from hybridc.errors import UsageError
 from hybridc.precision.anchors import anchors_of, quantizable, taking_part
-from hybridc.precision.observe import BINS, Histogram, observe
+from hybridc.precision.observe import BINS, Channels, Histogram, observe
 from hybridc.precision.qdq import insert_qdq, scale_of
 from hybridc.precision.ranges import METHODS, range_of
 from hybridc.precision.smooth import best_scales, expected_error, scales_of, smooth
@@ -126,11 +126,20 @@ def test_smoothing_is_left_where_weights_would_suffer_more():
     large = np.ones(32)
     large[3] = 60
     weight = random(32, 16)
-    assert best_scales(np.ones(32), weight) is None
-    assert best_scales(large, weight / large[:, None]) is not None
-    scales = best_scales(large, weight)
-    plain = expected_error(large, weight)
-    assert scales is None or expected_error(large / scales, weight * scales[:, None]) < plain
+    even, peaked = (Channels(3 * size, size**2 * 100, 100) for size in (np.ones(32), large))
+    assert best_scales(even, weight) is None
+    assert best_scales(peaked, weight / large[:, None]) is not None
+    scales = best_scales(peaked, weight)
+    plain = expected_error(peaked, weight, np.ones(32))
+    assert scales is None or expected_error(peaked, weight, scales) < plain
+
+
+def test_channels_of_all_samples_count():
+    arrays = inputs(5)
+    seen = observe(transformer(), ["x"], arrays).channels["x"]
+    together = np.concatenate([x["x"] for x in arrays])
+    np.testing.assert_array_equal(seen.largest, np.abs(together).max(axis=0))
+    np.testing.assert_allclose(seen.mean_squares, np.square(together).mean(axis=0), rtol=1e-5)
 
 
 def test_a_residual_stays_float():

@@ -1,0 +1,110 @@
+"""What layers cost in fp32 and in int8, by the same cost models as placement."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from hybridc.cost_models.group_work import GroupWork, describe_group
+from hybridc.cost_models.load import DeviceModel, default_profile, load_device
+from hybridc.cost_models.measured import Code
+from hybridc.placement.group import make_groups
+from hybridc.placement.hardware import Hardware
+from hybridc.targets.protocol import Device
+
+FALLBACK_PROFILE = {"cuda": "a10", "opencl": "integrated-gpu"}
+USUAL_PROFILE = "zen3"
+"""Profiles for targets that name no device; only ratios between layers matter here."""
+
+INT8 = "int8"
+_WIDTHS = 4  # bytes of a float32 beside one of an int8
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """A layer's cost in two precisions.
+
+    Attributes:
+        seconds: Predicted time in fp32.
+        saved_seconds: What of it int8 is predicted to save.
+        saved_bytes: Bytes of weights that int8 saves.
+    """
+
+    seconds: float
+    saved_seconds: float
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """What a model costs in fp32.
+
+    Attributes:
+        seconds: Predicted time of a run.
+        bytes: Bytes of its weights.
+        layers: Of the layers that were asked for, by name.
+        profile: Name of the device's profile.
+    """
+
+    seconds: float
+    bytes: int
+    layers: dict[str, LayerCost]
+    profile: str
+
+
+def predict(
+    model: onnx.ModelProto, layers: Collection[str], device: Device, hardware: Hardware | None
+) -> ModelCost:
+    """Cost of a model and of some of its layers on a device.
+
+    Args:
+        model: A model with shapes.
+        layers: Names of nodes with a weight.
+        device: What it is compiled for.
+        hardware: What is known of it; a usual device of its kind is supposed without.
+    """
+    graph = ir.from_proto(model).graph
+    estimator = _model_of(device, hardware)
+    total, found = 0.0, {}
+    for group in make_groups(list(graph)):
+        work = describe_group(group.nodes)
+        seconds = estimator.estimate(work).seconds
+        total += seconds
+        for node in group.nodes:
+            if node.name in layers:
+                small = estimator.estimate(_in_int8(work)).seconds
+                saved = max(0.0, seconds - small)
+                found[str(node.name)] = LayerCost(seconds, saved, _saved_bytes(work))
+    weights = sum(
+        value.const_value.nbytes for value in graph.initializers.values() if value.const_value
+    )
+    return ModelCost(total, weights, found, estimator.profile.name)
+
+
+def _model_of(device: Device, hardware: Hardware | None) -> DeviceModel:
+    if hardware is not None and device.name in hardware.models:
+        return hardware.models[device.name]
+    name = default_profile(device.kind, device.specification)
+    name = name or FALLBACK_PROFILE.get(device.kind, USUAL_PROFILE)
+    return load_device(name, Code(device.kind, device.specification, {}))
+
+
+def _in_int8(work: GroupWork) -> GroupWork:
+    """A group whose anchor computes on integers and whose tensors are a quarter as large."""
+    first, *others = work.nodes
+    return dataclasses.replace(
+        work,
+        nodes=(dataclasses.replace(first, dtype=INT8), *others),
+        read_bytes=work.read_bytes // _WIDTHS,
+        written_bytes=work.written_bytes // _WIDTHS,
+        weight_bytes=work.weight_bytes // _WIDTHS,
+        signature="",
+    )
+
+
+def _saved_bytes(work: GroupWork) -> int:
+    return work.weight_bytes - work.weight_bytes // _WIDTHS

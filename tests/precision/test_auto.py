@@ -1,0 +1,122 @@
+"""Precision per layer under a budget: the search, its costs, its curve, and the whole compile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from xml.etree import ElementTree
+
+import onnx
+import pytest
+from hybridc.targets.protocol import Device
+
+from hybridc.precision.budget import parse_budget
+from hybridc.precision.costs import predict
+from hybridc.precision.curve import as_json, as_svg, as_table
+from hybridc.precision.samples import load_samples
+from hybridc.precision.search import has_room, search
+from hybridc.precision.static import calibrate_model
+from tests.models import save
+from tests.precision.data import network, samples, write_samples
+from tests.precision.test_samples import SPECS
+from tests.support import assert_compile_refused, hybridc
+
+DEVICE = Device("llvm", "llvm", "x86-64-v3")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Searches by bound."""
+    data = write_samples(tmp_path_factory.mktemp("auto") / "data", samples(12))
+    model = onnx.shape_inference.infer_shapes(network())
+    loaded = load_samples(str(data), SPECS, {})
+    calibrated = calibrate_model(model, loaded, "percentile")
+    cost = predict(model, calibrated.anchors, DEVICE, None)
+    bounds = (1e-9, 0.01, 0.5)
+    return {b: search(calibrated, loaded, parse_budget(f"relative={b}"), cost) for b in bounds}
+
+
+def test_a_looser_budget_takes_more_layers(found):
+    counts = [found[bound].chosen for bound in sorted(found)]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == 3
+
+
+def test_what_is_chosen_keeps_the_budget(found):
+    for bound, result in found.items():
+        chosen = result.point(result.chosen)
+        assert chosen.value <= bound
+        assert len(result.names) == result.chosen
+        assert all(layer.reason for layer in result.layers if layer.precision == "fp32")
+
+
+def test_the_curve_rises_in_error_and_falls_in_time_and_size(found):
+    points = found[0.5].points
+    for before, after in itertools.pairwise(points):
+        assert after.count > before.count
+        assert after.seconds < before.seconds
+        assert after.bytes < before.bytes
+    assert points[0].value == pytest.approx(0, abs=1e-5)
+    assert points[-1].value > 0
+
+
+def test_a_part_of_the_budget_is_left_for_other_samples():
+    budget = parse_budget("cosine=0.99")
+    assert has_room(budget, 0.995)
+    assert not has_room(budget, 0.991)
+    assert not has_room(budget, float("nan"))
+
+
+def test_costs_of_layers_are_part_of_the_model(found):
+    model = onnx.shape_inference.infer_shapes(network())
+    cost = predict(model, {"a", "b", "c"}, DEVICE, None)
+    assert set(cost.layers) == {"a", "b", "c"}
+    assert sum(layer.seconds for layer in cost.layers.values()) <= cost.seconds
+    assert all(0 < layer.saved_seconds < layer.seconds for layer in cost.layers.values())
+    assert cost.bytes == sum(len(t.raw_data) for t in model.graph.initializer)
+
+
+def test_the_curve_as_texts(found):
+    result = found[0.01]
+    assert json.loads(as_json(result))["chosen"] == result.chosen
+    table = as_table(result)
+    assert table.count("chosen") == 1
+    assert all(f"| {layer.name} |" in table for layer in result.layers)
+    plot = ElementTree.fromstring(as_svg(result))
+    circles = [element for element in plot.iter() if element.tag.endswith("circle")]
+    assert len(circles) == 2 * len(result.points)
+
+
+def test_a_compile(tmp_path):
+    model = save(network(), tmp_path / "network.onnx")
+    data, output = write_samples(tmp_path / "data", samples(12)), tmp_path / "bundle"
+    curve = tmp_path / "curve.json"
+    outcome = hybridc(
+        "compile", model, "-o", output, "--precision", "auto", "--calibration", data,
+        "--accuracy-budget", "relative=0.01", "--trade-off", curve,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.stderr
+    assert "relative <= 0.01 is kept" in outcome.stdout
+    written = json.loads(curve.read_text())
+    for layer in written["layers"]:
+        stays = f"{layer['name']} stays fp32: {layer['reason']}"
+        assert (stays in outcome.stdout) == (layer["precision"] == "fp32")
+
+
+AUTO = ("--precision", "auto", "--calibration", "{data}", "--accuracy-budget", "cosine=0.9")
+BAD = [
+    (("--precision", "auto", "--accuracy-budget", "cosine=0.9"), "--calibration"),
+    (("--precision", "auto", "--calibration", "{data}"), "--accuracy-budget"),
+    (("--precision", "int8", "--calibration", "{data}", "--trade-off", "x.svg"), "auto"),
+    (("--trade-off", "x.svg"), "--precision"),
+    ((*AUTO, "--trade-off", "x.png"), ".svg"),
+]
+
+
+@pytest.mark.parametrize(("options", "word"), BAD, ids=[str(i) for i in range(len(BAD))])
+def test_what_is_refused(tmp_path, options, word):
+    model = save(network(), tmp_path / "network.onnx")
+    data = write_samples(tmp_path / "data", samples(3))
+    filled = tuple(option.format(data=data) for option in options)
+    assert_compile_refused(model, tmp_path, 2, word, options=filled)
