@@ -118,8 +118,8 @@ class RemoteSpec:
 
     Attributes:
         model: Name of the model on the server.
-        version: Its version there.
-        build: Digest of the server's bundle.
+        version: Its version there; empty for the newest.
+        build: Digest of the server's bundle, or its ``interface`` if it has one.
         inputs: The tensors that are sent, in order.
         outputs: The tensors that come back, in order.
         encodings: Those of them that are sent in fewer bytes.
@@ -294,7 +294,8 @@ class Manifest:
         tvm: Version of the TVM runtime in ``lib/``.
         tvm_ffi: Version of apache-tvm-ffi that the runtime was built against.
         model: File name of the model.
-        model_sha256: Checksum of the model and its external data.
+        model_sha256: Checksum of the model and its external data; empty if the server's part may be
+            replaced, which changes the model.
         inputs: The model's inputs in order.
         outputs: The model's outputs in order.
         dimensions: Lowest and highest value of each dynamic dimension.
@@ -312,6 +313,8 @@ class Manifest:
             those of the plan that needs no server, or else of the first.
         link: The link that was expected; ``None`` without a server.
         encodings: In a server's bundle, the inputs and outputs that are sent in fewer bytes.
+        interface: In a server's bundle that may be replaced, what a request names instead of its
+            digest: a checksum of the other end's code and weights and of the tensors at the cut.
         files: Every other file of the bundle.
     """
 
@@ -337,6 +340,7 @@ class Manifest:
     plans: tuple[PlanSpec, ...] = ()
     link: LinkSpec | None = None
     encodings: tuple[EncodingSpec, ...] = ()
+    interface: str = ""
     files: tuple[FileSpec, ...] = field(default=())
 
     def device(self, name: str) -> DeviceSpec:

@@ -181,5 +181,6 @@ def _error_lines(report: Report) -> list[str]:
     for error in report.errors:
         whose = f" by {error['plan']}" if by_plan else ""
         worst[whose] = max(worst.get(whose, 0.0), float(error["error"]))
-    head = f"largest error against {manifest.samples[0].reference}"
+    reference = manifest.samples[0].reference if manifest.samples else "the reference"
+    head = f"largest error against {reference}"
     return [f"{head}{whose}: {value:.2g} relative" for whose, value in worst.items()]

@@ -64,6 +64,12 @@ _OPTIONS = (
         help="What large tensors of floating-point numbers cross as.",
     ),
     click.option(
+        "--remote-updates",
+        is_flag=True,
+        help="Let the server's part be replaced without another edge bundle: it holds nothing of "
+        "it, so no local plan, and takes any version that was compiled for the same edge.",
+    ),
+    click.option(
         "--kserve",
         metavar="URI",
         help="Write kserve.yaml for a repository that KServe finds at this address.",
@@ -108,6 +114,7 @@ def read_server(output: Path, values: Mapping[str, Any]) -> ServerOptions:
         values["remote_warm_up"],
         values["kserve"],
         *_encoding(values),
+        values["remote_updates"],
     )
 
 
@@ -139,6 +146,7 @@ _NAMES = (
     "remote_warm_up",
     "remote_plans",
     "remote_precision",
+    "remote_updates",
     "kserve",
 )
 

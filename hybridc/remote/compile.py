@@ -42,8 +42,9 @@ from hybridc.placement.plan import Part, Plan
 from hybridc.placement.plan_file import PlanFile
 from hybridc.placement.problem import LATENCY
 from hybridc.progress import Progress
+from hybridc.remote.interface import interface_of
 from hybridc.remote.kserve import inference_service
-from hybridc.remote.plans import Candidate, Chosen, choose_plans, lower
+from hybridc.remote.plans import Candidate, Chosen, choose_plans, lower, replaceable
 from hybridc.remote.repository import (
     CONFIG,
     ServerOptions,
@@ -55,7 +56,7 @@ from hybridc.remote.repository import (
 )
 from hybridc.runtime.machine import why_not
 from hybridc.runtime.remote_encoding import encodings_of
-from hybridc.runtime.serving import open_served
+from hybridc.runtime.serving import build_of, newest_version, open_served
 from hybridc.targets.protocol import Artifact, Lowered
 from hybridc.targets.registry import find_target
 from hybridc.tuning.tune import tuned_target
@@ -136,6 +137,8 @@ def compile_hybrid(
     graph_model, placed, plan, prepared = plan_model(source, options, progress)
     request = make_request(options, prepared.dimensions)
     chosen = choose_plans(graph_model.graph, request, placed, server.plans, server.encoding)
+    if server.updates:
+        chosen, plan = replaceable(chosen), dataclasses.replace(plan, model_sha256="")
     with staging_folder(server.repository) as there, staging_folder(output) as here:
         try:
             building = _Build(source, graph_model, prepared, options, server, there, plan)
@@ -148,10 +151,23 @@ def compile_hybrid(
             progress("[6/6] checking every plan in a fresh process")
             more_notes, errors = _check(here, there, manifest, options)
             _publish_repository(there, server)
-            publish(here, output)
+            manifest = _publish_edge(here, output, edge, manifest, server)
         except OSError as error:
             raise storage_error(error, output) from error
     return Report(output, manifest, (*prepared.notes, *notes, *more_notes), errors)
+
+
+def _publish_edge(
+    staging: Path, output: Path, edge: Built, manifest: Manifest, server: ServerOptions
+) -> Manifest:
+    """Move the edge bundle to its place; without what depends on a server's part, if need be."""
+    if not server.updates:
+        publish(staging, output)
+        return manifest
+    with staging_folder(output) as bare:
+        manifest = write_bundle(bare, edge, dataclasses.replace(manifest, files=()), [])
+        publish(bare, output)
+    return manifest
 
 
 def _check_options(options: Options) -> None:
@@ -234,20 +250,24 @@ def _build_plan(building: _Build, name: str, candidate: Candidate, placed: Place
     Raises:
         BudgetError: The code that was built takes more memory here than it may.
     """
-    specs, own = [], []
-    for part, lowered in zip(placed.plan.parts, placed.lowered, strict=True):
+    own: dict[tuple[str, ...], BuiltPart] = {}
+    pairs = list(zip(placed.plan.parts, placed.lowered, strict=True))
+    for part, lowered in pairs:
         key = _key(part)
         if part.device.name == building.options.remote:
-            if key not in building.remote:
-                building.remote[key] = _build_remote(building, name, part, lowered, placed)
-            specs.append(building.remote[key])
             continue
         if key not in building.edge:
             named = dataclasses.replace(part, name=f"part{len(building.edge)}")
             building.edge[key] = _built(named, lowered, building.pool, building.options)
-        own.append(building.edge[key])
-        specs.append(part_spec(own[-1]))
-    keep_memory(own, building.options.rules)
+        own[key] = building.edge[key]
+    for part, lowered in pairs:
+        key = _key(part)
+        if part.device.name == building.options.remote and key not in building.remote:
+            there = _build_remote(building, name, part, lowered, placed, tuple(own.values()))
+            building.remote[key] = there
+    keys = [_key(part) for part, _ in pairs]
+    specs = [part_spec(own[key]) if key in own else building.remote[key] for key in keys]
+    keep_memory(list(own.values()), building.options.rules)
     return PlanSpec(
         name,
         tuple(specs),
@@ -275,9 +295,23 @@ def _built(part: Part, lowered: Lowered, pool: WeightPool, options: Options) -> 
 
 
 def _build_remote(
-    building: _Build, plan: str, part: Part, lowered: Lowered, placed: Placed
+    building: _Build,
+    plan: str,
+    part: Part,
+    lowered: Lowered,
+    placed: Placed,
+    own: Sequence[BuiltPart],
 ) -> PartSpec:
-    """Build a part for the server and write its model; returns what the edge bundle says of it."""
+    """Build a part for the server and write its model; returns what the edge bundle says of it.
+
+    Args:
+        building: What is known, and the parts that were built.
+        plan: The plan that the part is built for.
+        part: The part.
+        lowered: It in its target's own form.
+        placed: The placement that it is of.
+        own: The parts that run here by that plan.
+    """
     server = building.server
     base = f"{server.name}-{plan}"
     taken = {spec.remote.model for spec in building.remote.values() if spec.remote}
@@ -299,14 +333,17 @@ def _build_remote(
         transfers=(),
         encodings=encodings,
     )
+    if server.updates:
+        manifest = dataclasses.replace(manifest, interface=interface_of(own, manifest))
     check_batch(manifest, server.batch)
     folder = building.folder / name / str(server.version)
     destination = write_version(folder)
     with staging_folder(destination) as staging:
         write_bundle(staging, built, manifest, [])
         publish(staging, destination)
-    build = open_served(folder).digest
-    remote = RemoteSpec(name, str(server.version), build, inputs, outputs, encodings)
+    build = build_of(open_served(folder))
+    version = "" if server.updates else str(server.version)
+    remote = RemoteSpec(name, version, build, inputs, outputs, encodings)
     return PartSpec(
         name,
         part.device.name,
@@ -334,6 +371,8 @@ def _edge_manifest(
     remote = DeviceSpec(device.name, REMOTE_KIND, needs.built_for, "")
     main = next((plan for plan in plans if not plan.round_trips), plans[0])
     manifest = describe(edge)
+    if building.server.updates:
+        manifest = dataclasses.replace(manifest, model_sha256="")
     return dataclasses.replace(
         manifest,
         parts=main.parts,
@@ -351,7 +390,9 @@ def _check(
     parts = [part.remote for plan in manifest.plans for part in plan.parts if part.remote]
     if options.verify:
         for part in parts:
-            served = open_served(there / part.model / part.version).manifest
+            folder = there / part.model
+            version = part.version or newest_version(folder)
+            served = open_served(folder / version).manifest
             for device in served.devices:
                 reason = why_not(device)
                 if reason:

@@ -138,6 +138,22 @@ def choose_plans(
     return Chosen(local, why_not, _keep(remote, local, [link, *links], most), link)
 
 
+def replaceable(chosen: Chosen) -> Chosen:
+    """The plans that stay as they are while the server's part is replaced.
+
+    Raises:
+        UnsupportedError: There is none.
+    """
+    remote = tuple(candidate for candidate in chosen.remote if candidate.round_trips == 1)
+    if not remote:
+        raise UnsupportedError(
+            "--remote-updates needs a plan that asks the server once, and each asks it more often; "
+            "place the nodes between with --pin"
+        )
+    why_not = "it would hold the weights that --remote-updates may replace"
+    return dataclasses.replace(chosen, local=None, why_not_local=why_not, remote=remote)
+
+
 def _faster(link: LinkSpec, times: int) -> LinkSpec:
     """A link for which tensors of fewer bytes look like those that the placement knows."""
     return LinkSpec(link.round_trip_seconds, link.bytes_per_second * times)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from hybridc.bundle.manifest import Manifest, TensorSpec
 from hybridc.errors import UnsupportedError, UsageError
 from hybridc.runtime.remote_encoding import wire_specs
 from hybridc.runtime.remote_tensors import BUILD, BUILD_BYTES, DATATYPES
-from hybridc.runtime.serving import BUNDLE, open_served
+from hybridc.runtime.serving import BUNDLE, build_of, open_served
 
 CONFIG = "config.pbtxt"
 
@@ -58,6 +58,7 @@ class ServerOptions:
             or ``uint8``; ``None`` to send them as they are.
         tolerance: Largest error of a plan with such tensors.
         storage: Where KServe finds the repository; ``None`` to write no manifest.
+        updates: Whether the models may be replaced while the edge bundle stays.
     """
 
     repository: Path
@@ -71,6 +72,7 @@ class ServerOptions:
     storage: str | None = None
     encoding: str | None = None
     tolerance: float | None = None
+    updates: bool = False
 
 
 def model_name(text: str) -> str:
@@ -149,7 +151,14 @@ def write_config(folder: Path, options: ServerOptions) -> None:
                 f"version {version} of {folder.name} has other tensors than version "
                 f"{options.version}; write to another --repository"
             )
-    builds = {version: bundle.digest for version, bundle in bundles.items()}
+        if other.interface != own.interface:
+            raise UsageError(
+                f"version {version} of {folder.name} is for another edge bundle than version "
+                f"{options.version}, and a bundle takes the newest; write to another --repository"
+            )
+    builds = {str(version): build_of(bundle) for version, bundle in bundles.items()}
+    if own.interface:
+        builds[""] = own.interface  # of requests that name no version
     (folder / CONFIG).write_text(config_text(folder.name, own, builds, options), "utf-8")
 
 
@@ -167,7 +176,7 @@ def write_version(folder: Path) -> Path:
 
 
 def config_text(
-    name: str, manifest: Manifest, builds: dict[int, str], options: ServerOptions
+    name: str, manifest: Manifest, builds: Mapping[str, str], options: ServerOptions
 ) -> str:
     """The text of ``config.pbtxt``."""
     batched = bool(options.batch)

@@ -14,7 +14,7 @@ from hybridc.runtime.loader import Model, load_bundle
 from hybridc.runtime.remote_client import Reply
 from hybridc.runtime.remote_encoding import decode, encode
 from hybridc.runtime.remote_tensors import from_bytes, to_bytes
-from hybridc.runtime.serving import open_served
+from hybridc.runtime.serving import build_of, newest_version, open_served
 
 
 @dataclass
@@ -57,8 +57,9 @@ class Loopback:
 
     def _model(self, spec: RemoteSpec) -> Model:
         if spec not in self.models:
-            bundle = open_served(self.repository / spec.model / spec.version)
-            if bundle.digest != spec.build:
+            folder = self.repository / spec.model
+            bundle = open_served(folder / (spec.version or newest_version(folder)))
+            if build_of(bundle) != spec.build:
                 raise RemoteMissing(f"{spec.model}, version {spec.version}, is of another build")
             self.models[spec] = load_bundle(bundle)
         return self.models[spec]

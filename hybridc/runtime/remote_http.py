@@ -298,7 +298,8 @@ def _tls_context(settings: RemoteSettings) -> ssl.SSLContext:
 
 
 def _path(spec: RemoteSpec) -> str:
-    return f"v2/models/{quote(spec.model)}/versions/{quote(spec.version)}"
+    version = f"/versions/{quote(spec.version)}" if spec.version else ""
+    return f"v2/models/{quote(spec.model)}{version}"
 
 
 def _binary(head: bytes) -> dict[str, str]:

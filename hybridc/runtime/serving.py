@@ -47,6 +47,16 @@ def open_served(folder: Path) -> Bundle:
     return open_bundle(folder / BUNDLE)
 
 
+def newest_version(folder: Path) -> str:
+    """The version of a model that a request means that names none."""
+    return str(max(int(child.name) for child in folder.iterdir() if child.name.isdigit()))
+
+
+def build_of(bundle: Bundle) -> str:
+    """What requests for a bundle have to name, as hexadecimal digits of 32 bytes."""
+    return bundle.manifest.interface or bundle.digest
+
+
 class Served:
     """A server's bundle.
 
@@ -55,13 +65,13 @@ class Served:
         batches: Whether requests may be brought together along the first axis.
 
     Attributes:
-        build: Its digest.
+        build: See :func:`build_of`.
         inputs: The tensors of a request.
         outputs: The tensors of a reply, but for ``hybridc_build``.
     """
 
     def __init__(self, bundle: Bundle, batches: bool) -> None:
-        self.build = bundle.digest
+        self.build = build_of(bundle)
         self._batches = batches
         self._model: Model = load_bundle(bundle)
         self._encodings = bundle.manifest.encodings
@@ -159,8 +169,9 @@ class TritonPythonModel:
         config, version = json.loads(args["model_config"]), args["model_version"]
         bundle = open_served(Path(args["model_repository"]) / version)
         named = config["parameters"].get(f"{BUILD}_{version}", {}).get("string_value")
-        if named != bundle.digest:
-            raise BundleError(f"config.pbtxt names build {named} and the bundle is {bundle.digest}")
+        build = build_of(bundle)
+        if named != build:
+            raise BundleError(f"config.pbtxt names build {named} and the bundle is {build}")
         self._served = Served(bundle, batches=int(config["max_batch_size"]) > 0)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:

@@ -169,12 +169,13 @@ class _Handler(BaseHTTPRequestHandler):
         if parts == ["v2", "health", "live"]:
             state.calls.append("ServerLive")
             return (b"",)
-        served = state.find(parts[2], parts[4])
+        version = parts[4] if len(parts) > 4 else ""
+        served = state.find(parts[2], version)
         if parts[-1] == "config":
             state.calls.append("ModelConfig")
             if not state.tells_config:
                 raise Failure(404, "no such path")
-            build = {f"{BUILD}_{parts[4]}": {"string_value": served.build}}
+            build = {f"{BUILD}_{version}": {"string_value": served.build}}
             return (json.dumps({"parameters": build}).encode(),)
         state.calls.append("ModelMetadata")
         inputs, outputs = (

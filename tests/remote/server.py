@@ -43,7 +43,9 @@ class Models:
         self._instance = ThreadPoolExecutor(1)
 
     def find(self, name: str, version: str) -> Served | None:
-        return self._served.get((name, version))
+        """A version of a model; the newest if none is named."""
+        newest = max((own[1] for own in self._served if own[0] == name), key=int, default="")
+        return self._served.get((name, version or newest))
 
     def run(self, served: Served, asked: Asked) -> dict[str, Any] | str:
         (result,) = self._instance.submit(served.run, [asked]).result()
