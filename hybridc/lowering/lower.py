@@ -23,7 +23,7 @@ from hybridc.lowering.call import Call, RanksDiffer, Unsupported, dtype_of, shap
 from hybridc.lowering.ops import OperatorTable
 from hybridc.lowering.scope import Context, Scope, giving
 from hybridc.lowering.sizes import shape_fault
-from hybridc.lowering.steps import in_steps, with_dimensions
+from hybridc.lowering.steps import RANGES, in_steps, with_dimensions
 from hybridc.lowering.value import Constant, Expression, Narrow, Value
 from hybridc.targets.protocol import ResultType, Section
 
@@ -76,12 +76,21 @@ def lower(section: Section, table: OperatorTable, widens: bool = False) -> Lower
         raise UnsupportedError("these nodes cannot be compiled:", reasons)
     module = relax.transform.ConvertToDataflow(1)(context.builder.finalize())
     module = relax.transform.BundleModelParams()(module)
+    module.update_func(module.get_global_var("main"), _with_ranges(module["main"], steps.bounds))
     weights = {name: array for name, (array, _) in context.weights.items()}
     results = tuple(
         ResultType(_type_name(scope.held(value), tensor), shape_of(tensor))
         for value, tensor in zip(section.outputs, outputs, strict=True)
     )
     return Lowered(module, weights, results)
+
+
+def _with_ranges(main: relax.Function, bounds: Mapping[Any, tuple[int, int]]) -> relax.Function:
+    """``main`` with the lowest and highest value of its dynamic dimensions, for who plans loops."""
+    if not bounds:
+        return main
+    known = {variable.name: list(bound) for variable, bound in bounds.items()}
+    return main.with_attr(RANGES, known)
 
 
 def _lower_nodes(section: Section, scope: Scope) -> Iterator[tuple[str, str, str]]:

@@ -19,6 +19,9 @@ from hybridc.lowering.call import as_expression, dtype_of, read_dims, shape_of
 from hybridc.lowering.scope import Context
 from hybridc.lowering.value import Dim, Expression
 
+RANGES = "hybridc.ranges"
+"""Attribute of a function: lowest and highest value of variables in shapes, by name."""
+
 
 @dataclass(frozen=True)
 class Steps:

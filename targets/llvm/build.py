@@ -21,6 +21,7 @@ from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.object_cache import ObjectCache
 from hybridc.targets.llvm.objects import build_objects
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products
+from hybridc.targets.llvm.sizes import note_ranges
 from hybridc.targets.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
 from tvm import relax
@@ -72,8 +73,8 @@ def make_kernels(
     with cpu.target:
         module, weights = pack_integer_products(module, weights, cpu)
         module, weights = pack_products(module, weights, cpu)
-        module, weights = block_layouts(legalize(module, cpu), weights, cpu)
-        return fuse(module, cpu), weights
+        module, weights = block_layouts(note_ranges(legalize(module, cpu)), weights, cpu)
+        return note_ranges(fuse(module, cpu)), weights
 
 
 def legalize(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:

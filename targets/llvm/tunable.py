@@ -41,6 +41,7 @@ from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.packed_product import PRODUCT
 from hybridc.targets.llvm.schedules.winograd import WINOGRAD
 from hybridc.targets.llvm.schedules.written import annotated_anchor
+from hybridc.targets.llvm.sizes import with_typical_sizes
 from hybridc.targets.tuning import (
     Figures,
     Problem,
@@ -91,7 +92,11 @@ def _count_calls(main: relax.Function) -> Counter[str]:
 
 
 def _kernel(function: tirx.PrimFunc, weight_bytes: int, cpu: Cpu) -> TunableKernel | None:
-    """A kernel with its candidates; ``None`` if there is nothing to choose."""
+    """A kernel with its candidates; ``None`` if there is nothing to choose.
+
+    One for sizes that are not known is measured with typical ones, for which it is planned.
+    """
+    function = with_typical_sizes(function)
     for find in (partial(_packed, weight_bytes), _convolution, _product):
         try:
             kernel = find(function, cpu)
@@ -143,7 +148,7 @@ def _stand_in(
     """A kernel on packed weights, with the packing that a choice asks for."""
     winograd = choice.get("winograd", 0)
     geometry = dataclasses.replace(direct, vectors=choice["vectors"], winograd=winograd)
-    define = packed_product if is_product else blocked_convolution
+    define: Callable[..., te.Tensor] = packed_product if is_product else blocked_convolution
     weight = weight_shape(geometry)
     if winograd:
         define, weight = winograd_convolution, winograd_weight_shape(geometry)

@@ -15,7 +15,9 @@ from typing import Any
 import tvm
 import tvm_ffi
 from hybridc.targets.llvm.schedules.blocks import collect
+from hybridc.targets.llvm.schedules.extents import number
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.statements import index
 from hybridc.targets.llvm.schedules.tails import variables_of
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
@@ -76,7 +78,7 @@ def block_kernel(function: tirx.PrimFunc, lanes: int) -> Blocked:
     return Blocked(new, tuple(work.axes.get(buffer) for buffer in function.params))
 
 
-def blocked_shape(shape: tuple[int, ...], axis: int, lanes: int) -> tuple[int, ...]:
+def blocked_shape(shape: tuple[Any, ...], axis: int, lanes: int) -> tuple[Any, ...]:
     """Shape with the channel axis counted in blocks and the lanes last."""
     return (*shape[:axis], -(-shape[axis] // lanes), *shape[axis + 1 :], lanes)
 
@@ -102,10 +104,10 @@ class _Rewriter:
         if self.axes.setdefault(buffer, axis) != axis:
             raise Misfit("channels on two axes of one tensor")
         if buffer not in self.renamed:
-            if not all(isinstance(dim, tirx.IntImm) for dim in buffer.shape):
-                raise Misfit("a symbolic shape")
-            shape = blocked_shape(tuple(map(int, buffer.shape)), axis, self.lanes)
-            sizes = [tirx.IntImm("int64", dim) for dim in shape]
+            if not isinstance(buffer.shape[axis], tirx.IntImm):
+                raise Misfit("an unknown number of channels")
+            shape = blocked_shape(tuple(map(number, buffer.shape)), axis, self.lanes)
+            sizes = [index(dim) for dim in shape]
             self.renamed[buffer] = tirx.decl_buffer(sizes, buffer.dtype, buffer.name, layout=None)
         return self.renamed[buffer]
 
@@ -127,6 +129,8 @@ class _Rewriter:
 
     def _block(self, block: SBlock, channel: Any) -> Any:
         kinds = {axis.var: axis for axis in block.iter_vars}
+        if channel in kinds and not isinstance(kinds[channel].dom.extent, tirx.IntImm):
+            raise Misfit("an unknown number of channels")
         if channel not in kinds or kinds[channel].iter_type != tirx.IterVar.DataPar:
             raise Misfit("a channel that is no axis")
         outer = tirx.Var(channel.name, channel.ty.dtype)
@@ -166,9 +170,8 @@ def _check_realize(nest: Any, block: SBlock) -> None:
     predicate = realize.predicate
     if not isinstance(predicate, tirx.IntImm) or not int(predicate):
         raise Misfit("a condition")
-    for value, axis in zip(realize.iter_values, block.iter_vars, strict=True):
-        loop = loops.get(value) if isinstance(value, tirx.Var) else None
-        if loop is None or not isinstance(axis.dom.extent, tirx.IntImm):
+    for value in realize.iter_values:
+        if not isinstance(value, tirx.Var) or value not in loops:
             raise Misfit("an axis that is no loop")
 
 

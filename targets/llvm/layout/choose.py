@@ -18,7 +18,7 @@ from hybridc.targets.llvm.layout.convolutions import (
     plain_cycles,
 )
 from hybridc.targets.llvm.layout.cut import FOREVER, SINK, SOURCE, Network
-from hybridc.targets.llvm.layout.graph import Graph, Kernel, sizes_of
+from hybridc.targets.llvm.layout.graph import Graph, Kernel
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
 
 
@@ -38,10 +38,10 @@ def choose_blocked(graph: Graph, cpu: Cpu) -> set[Any]:
                 network.add(kernel.variable, ("blocked copy", operand), FOREVER)
                 wants_blocked.add(operand)
     for variable in wants_plain & set(graph.kernels):
-        network.add(variable, ("plain copy", variable), _transform(variable))
+        network.add(variable, ("plain copy", variable), _transform(graph, variable))
     for variable in wants_blocked:
         origin = variable if variable in graph.kernels else SINK
-        network.add(("blocked copy", variable), origin, _transform(variable))
+        network.add(("blocked copy", variable), origin, _transform(graph, variable))
     for variable in graph.plain_uses & set(graph.kernels):
         network.add(("plain copy", variable), SINK, FOREVER)
     side = network.source_side()
@@ -71,12 +71,12 @@ def _prices(graph: Graph, kernel: Kernel, cpu: Cpu) -> tuple[float, float]:
     if kernel.convolution is not None:
         geometry = geometry_of(graph, kernel, cpu)
         return blocked_cycles(geometry, cpu), plain_cycles(kernel.convolution, cpu)
-    shape = sizes_of(kernel.variable)
+    shape = graph.typical_sizes(kernel.variable)
     channels = -(-shape[1] // graph.lanes) * graph.lanes
     blocked = math.prod((shape[0], channels, *shape[2:]))
     return copy_cycles(blocked), copy_cycles(math.prod(shape))
 
 
-def _transform(variable: Any) -> float:
+def _transform(graph: Graph, variable: Any) -> float:
     """Cycles for changing a tensor's layout; a tensor of one pixel per channel is cheap."""
-    return copy_cycles(math.prod(sizes_of(variable))) + 1.0
+    return copy_cycles(math.prod(graph.typical_sizes(variable))) + 1.0

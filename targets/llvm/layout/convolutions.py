@@ -6,6 +6,7 @@ bytes that go through the second-level cache for what is copied.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,9 +25,10 @@ from hybridc.targets.llvm.schedules.blocks import (
 )
 from hybridc.targets.llvm.schedules.conv2d import Convolution, choose_chunk, find_convolution
 from hybridc.targets.llvm.schedules.loops import Misfit
-from hybridc.targets.llvm.schedules.padding import padding_of
+from hybridc.targets.llvm.schedules.padding import check_indices, check_padding, padding_of
 from hybridc.targets.llvm.schedules.registers import cycles_of
 from hybridc.targets.llvm.schedules.winograd_tiles import choose_chunking, fastest
+from hybridc.targets.llvm.sizes import buffers_of, has_open_sizes, with_typical_sizes
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -43,15 +45,19 @@ that every second vector of inputs straddles two cache lines, and filters are re
 class PlainConvolution:
     """A convolution kernel on plain tensors.
 
+    Sizes of images that are not known are typical ones.
+
     Attributes:
         found: The convolution; its source is the padded input.
         size: Height and width of the input without padding.
         before: Padding in front of rows and columns.
+        is_open: Whether a size of the images, or their number, is not known.
     """
 
     found: Convolution
     size: tuple[int, int]
     before: tuple[int, int]
+    is_open: bool = False
 
     @property
     def is_depthwise(self) -> bool:
@@ -93,6 +99,27 @@ def find_plain_convolution(function: tirx.PrimFunc) -> PlainConvolution:
     Raises:
         Misfit: It computes something else.
     """
+    plain = _find(with_typical_sizes(function))
+    if min(plain.found.output) < 1:
+        raise Misfit("typical images are smaller than the kernel")
+    if has_open_sizes(function):
+        _check_open(function, plain)
+        return dataclasses.replace(plain, is_open=True)
+    return plain
+
+
+def _check_open(function: tirx.PrimFunc, plain: PlainConvolution) -> None:
+    """Raise unless a kernel convolves images of all sizes as it does those of typical sizes."""
+    data = buffers_of(function)[0]
+    schedule = Schedule(tvm.IRModule({"main": function}))
+    *padding, anchor = (schedule.get(block) for block in blocks_of(schedule))
+    check_indices(anchor)
+    for block in padding:
+        check_padding(block, plain.before[-(len(data.shape) - 2) :])
+
+
+def _find(function: tirx.PrimFunc) -> PlainConvolution:
+    """The convolution of a kernel whose sizes are known."""
     if len(function.params) != 3:
         raise Misfit("not two operands")
     schedule = Schedule(tvm.IRModule({"main": function}))
@@ -134,7 +161,8 @@ def _sizes(buffer: Any) -> list[int]:
 def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: Cpu) -> Geometry:
     """The convolution blocked, with the algorithm and the vectors in a panel that are fastest."""
     direct = choose_vectors(plain.geometry(lanes, source_lanes, 1), cpu)
-    return direct if cpu.strict_math else fastest(direct, cpu)
+    # Winograd's kernels are written for known sizes.
+    return direct if cpu.strict_math or plain.is_open else fastest(direct, cpu)
 
 
 @lru_cache(maxsize=4096)

@@ -14,6 +14,7 @@ from hybridc.targets.llvm.layout.convolutions import (
     find_plain_convolution,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.sizes import Bounds, ranges_of, typical_size
 from tvm import relax, tirx
 
 from hybridc.bundle.tensors import Array
@@ -26,7 +27,8 @@ class Kernel:
     Attributes:
         variable: What the result is bound to.
         call: The call.
-        operands: Its arguments.
+        operands: The tensors that it takes.
+        primitives: The sizes that it takes.
         convolution: What it computes, if it is a convolution of known weights.
         blocked: Itself on blocked tensors, if it treats channels alike.
     """
@@ -34,6 +36,7 @@ class Kernel:
     variable: Any
     call: Any
     operands: tuple[Any, ...]
+    primitives: tuple[Any, ...] = ()
     convolution: PlainConvolution | None = None
     blocked: Blocked | None = None
 
@@ -60,6 +63,7 @@ class Graph:
         kernels: Kernels that could work on blocked tensors, by the variable they are bound to.
         weight_of: Position among the weights, by variable.
         plain_uses: Variables that something else than these kernels' carried operands reads.
+        ranges: What is known of the variables in shapes.
     """
 
     module: tvm.IRModule
@@ -68,12 +72,17 @@ class Graph:
     kernels: dict[Any, Kernel] = field(default_factory=dict)
     weight_of: dict[Any, int] = field(default_factory=dict)
     plain_uses: set[Any] = field(default_factory=set)
+    ranges: Bounds = field(default_factory=dict)
+
+    def typical_sizes(self, variable: Any) -> tuple[int, ...]:
+        """The shape of a variable, with typical sizes where they are not known."""
+        return tuple(typical_size(dim, self.ranges) for dim in dims_of(variable))
 
 
 def read_graph(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> Graph:
     """Find all kernels of ``main`` that could work on blocked tensors."""
-    graph = Graph(module, weights, cpu.vector_bytes // 4)
     main = module["main"]
+    graph = Graph(module, weights, cpu.vector_bytes // 4, ranges=ranges_of(main))
     reader = _Reader(graph)
     for binding in bindings_of(main):
         reader.read(binding)
@@ -103,6 +112,18 @@ def sizes_of(variable: Any) -> tuple[int, ...]:
     return tuple(int(dim) for dim in shape.values)
 
 
+def dims_of(variable: Any) -> tuple[Any, ...]:
+    """Shape of a variable: numbers, and expressions for what is not known.
+
+    Raises:
+        Misfit: Not even its rank is known.
+    """
+    shape = getattr(variable.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr):
+        raise Misfit("no shape")
+    return tuple(int(dim) if isinstance(dim, tirx.IntImm) else dim for dim in shape.values)
+
+
 def variables_used(expression: Any) -> set[Any]:
     """Relax variables that an expression reads, inner blocks included."""
     found: set[Any] = set()
@@ -129,9 +150,11 @@ class _Reader:
         if isinstance(value, tvm.ir.TupleGetItem) and value.tuple_value.same_as(weights):
             self.graph.weight_of[binding.var] = int(value.index)
         elif self._is_kernel_call(value):
-            operands = tuple(value.args[1].fields)
-            convolution, blocked = self._analyze(value.args[0])
-            kernel = Kernel(binding.var, value, operands, convolution, blocked)
+            fields = list(value.args[1].fields)
+            operands = tuple(field for field in fields if isinstance(field.ty, relax.TensorType))
+            sizes = tuple(fields[len(operands) :])
+            found = self._analyze(value.args[0])
+            kernel = Kernel(binding.var, value, operands, sizes, *found)
             if self._is_usable(kernel):
                 self.graph.kernels[binding.var] = kernel
 
@@ -144,7 +167,7 @@ class _Reader:
         known = self.graph.weight_of
         axes = zip(kernel.operands, kernel.blocked.axes, strict=False)
         carried = [(o, axis) for o, axis in axes if axis is not None and o not in known]
-        fit = all(axis == CHANNELS and len(sizes_of(o)) in RANKS for o, axis in carried)
+        fit = all(axis == CHANNELS and len(dims_of(o)) in RANKS for o, axis in carried)
         return fit and bool(carried)
 
     def _is_kernel_call(self, value: Any) -> bool:

@@ -7,10 +7,13 @@ Tensors with one spatial axis have no height.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from hybridc.targets.llvm.schedules.blocked_tiles import BLOCKED, Geometry
+from hybridc.targets.llvm.schedules.extents import number
+from hybridc.targets.llvm.schedules.statements import index
 from tvm import te, tirx
 
 from hybridc.bundle.tensors import Array
@@ -64,9 +67,9 @@ def _pack_mixed(weight: Array, geometry: Geometry) -> Array:
     """Packed weights whose panels hold the input channels of several groups."""
     g = geometry
     packed = np.zeros(weight_shape(g), weight.dtype)
-    for number, taps in enumerate(weight):
-        panel, position = divmod(number, g.vectors * g.lanes)
-        first = number // g.group_filters * g.channels - g.span(panel)[0]
+    for place, taps in enumerate(weight):
+        panel, position = divmod(place, g.vectors * g.lanes)
+        first = place // g.group_filters * g.channels - g.span(panel)[0]
         packed[panel, first : first + g.channels, :, :, 0, position] = taps
     return packed
 
@@ -78,11 +81,21 @@ def _padded_channels(geometry: Geometry) -> tuple[int]:
     return (-(-geometry.channels // inside) * inside,)
 
 
-def blocked_convolution(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-    """The convolution of a plain or blocked input with packed weights, without bias."""
+def blocked_convolution(
+    geometry: Geometry, data: te.Tensor, weight: te.Tensor, shape: Sequence[Any] = ()
+) -> te.Tensor:
+    """The convolution of a plain or blocked input with packed weights, without bias.
+
+    Args:
+        geometry: The convolution.
+        data: The input; its sizes may be unknown.
+        weight: The packed weights.
+        shape: Of the result, where sizes are not those of the geometry.
+    """
     g = geometry
     is_flat = len(data.shape) == (3 if g.source_lanes == 1 else 4)
     channels = 1 if g.depthwise else g.channels
+    height, width = ([1, *data.shape[2:]] if is_flat else list(data.shape[2:]))[:2]
     axes = [
         te.reduce_axis((_int(0), _int(extent)), name)
         for extent, name in ((channels, "c"), (g.kernel_rows, "i"), (g.kernel_columns, "j"))
@@ -93,16 +106,16 @@ def blocked_convolution(geometry: Geometry, data: te.Tensor, weight: te.Tensor) 
         channel, i, j = axes
         row = y * g.row_step + i * g.row_reach - g.top
         column = x * g.column_step + j * g.column_reach - g.left
-        inside = tirx.all(row >= 0, row < g.height, column >= 0, column < g.width)
+        inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
         source = _source(g, n, block, channel, row, column, lane)
         value = data(*source[:2], *source[3:]) if is_flat else data(*source)
         value = tirx.if_then_else(inside, value, tirx.const(0, str(data.dtype)))
         return te.sum(value * weight(*_factor(g, block, channel, i, j, lane)), axis=axes)
 
-    shape = (g.batch, g.blocks, *([] if is_flat else [g.rows]), g.columns, g.lanes)
+    shape = shape or (g.batch, g.blocks, *([] if is_flat else [g.rows]), g.columns, g.lanes)
     attributes = {BLOCKED: g.encode()}
     return te.compute(
-        tuple(map(_int, shape)), element, name="blocked_convolution", attrs=attributes
+        tuple(map(index, shape)), element, name="blocked_convolution", attrs=attributes
     )
 
 
@@ -150,7 +163,7 @@ def _factor(g: Geometry, block: Any, channel: Any, i: Any, j: Any, lane: Any) ->
 
 def block_channels(data: te.Tensor, lanes: int) -> te.Tensor:
     """A plain tensor blocked; lanes beyond the last channel are zero."""
-    batch, channels, *plane = (int(dim) for dim in data.shape)
+    batch, channels, *plane = map(number, data.shape)
     shape = (batch, -(-channels // lanes), *plane, lanes)
 
     def element(n: Any, block: Any, *place: Any) -> Any:
@@ -161,18 +174,18 @@ def block_channels(data: te.Tensor, lanes: int) -> te.Tensor:
         zero = tirx.const(0, str(data.dtype))
         return tirx.if_then_else(channel < channels, data(n, channel, *at), zero)
 
-    return te.compute(tuple(map(_int, shape)), element, name="block_channels")
+    return te.compute(tuple(map(index, shape)), element, name="block_channels")
 
 
 def unblock_channels(data: te.Tensor, channels: int) -> te.Tensor:
     """A blocked tensor plain again."""
-    batch, _, *plane, lanes = (int(dim) for dim in data.shape)
+    batch, _, *plane, lanes = map(number, data.shape)
 
     def element(n: Any, channel: Any, *at: Any) -> Any:
         return data(n, tirx.floordiv(channel, lanes), *at, tirx.floormod(channel, lanes))
 
     shape = (batch, channels, *plane)
-    return te.compute(tuple(map(_int, shape)), element, name="unblock_channels")
+    return te.compute(tuple(map(index, shape)), element, name="unblock_channels")
 
 
 def _int(value: int) -> tirx.IntImm:

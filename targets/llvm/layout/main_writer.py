@@ -8,13 +8,14 @@ as tensor expressions, and the same kernel is made once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import tvm
-from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of, variables_used
+import tvm_ffi
+from hybridc.targets.llvm.layout.graph import bindings_of, dims_of, variables_used
 from tvm import relax, te, tirx
 
 from hybridc.bundle.tensors import Array
@@ -121,35 +122,98 @@ class MainWriter:
         build: Callable[..., te.Tensor],
         *operands: Any,
         fuses: bool = False,
+        shape: Sequence[Any] | None = None,
     ) -> Any:
         """A call of a kernel that is given as tensor expression.
 
         Args:
             name: What to call it.
             key: The same for the same kernel.
-            build: From a placeholder for each operand to the result.
+            build: From a placeholder for each operand to the result; it takes the result's shape
+                last, if that is given.
             operands: Variables of known type.
             fuses: Whether element-wise kernels that follow are fused into it.
+            shape: Of the result, where it is not known from what ``build`` gives.
         """
+        given = [] if shape is None else [shape]
+        sizes = kernel_sizes([*map(dims_of, operands), *given])
+        key = (key, sizes.key)
         if key not in self.functions:
-            tensors = [_placeholder(operand, i) for i, operand in enumerate(operands)]
-            function = te.create_prim_func([*tensors, build(*tensors)])
+            kinds = [str(operand.ty.dtype) for operand in operands]
+            pairs = enumerate(zip(sizes.shapes, kinds, strict=False))
+            tensors = [te.placeholder(size, kind, f"p{i}") for i, (size, kind) in pairs]
+            result = build(*tensors, *sizes.shapes[len(operands) :])
+            function = te.create_prim_func([*tensors, *sizes.parameters(len(operands)), result])
             function = function.without_attr("global_symbol").with_attr("tirx.noalias", True)
             if fuses:
                 function = function.with_attr("op_pattern", FUSES_AHEAD)
             self.functions[key] = self.builder.add_func(function, name)
-        return self.call(self.functions[key], *operands)
+        primitives = sizes.arguments(len(operands))
+        return self.call(self.functions[key], *operands, *primitives, shape=shape)
 
-    def call(self, variable: Any, *operands: Any) -> Any:
-        """A call of a kernel with one result, by its variable."""
+    def call(self, variable: Any, *operands: Any, shape: Sequence[Any] | None = None) -> Any:
+        """A call of a kernel with one result, by its variable.
+
+        Args:
+            variable: The kernel's.
+            operands: What it takes.
+            shape: Of the result, where it is not known.
+        """
         output = self.builder.get()[variable].params[-1]
-        kind = relax.TensorType([int(dim) for dim in output.shape], str(output.dtype))
+        sizes = [int(dim) for dim in output.shape] if shape is None else list(shape)
+        kind = relax.TensorType(sizes, str(output.dtype))
         return relax.call_tir(variable, relax.Tuple(list(operands)), kind)
 
 
-def _placeholder(operand: Any, position: int) -> te.Tensor:
-    shape = [tirx.IntImm("int64", dim) for dim in sizes_of(operand)]
-    return te.placeholder(shape, str(operand.ty.dtype), f"p{position}")
+@dataclass(frozen=True)
+class KernelSizes:
+    """Shapes of a kernel's operands and of its result, in variables of its own.
+
+    Attributes:
+        key: The same for shapes of the same form.
+        shapes: The shapes.
+        variables: Its variable, by the one outside.
+    """
+
+    key: str
+    shapes: list[list[Any]]
+    variables: Mapping[Any, Any]
+
+    def arguments(self, operands: int) -> list[Any]:
+        """Variables outside that have to be given, since no operand has them as a size."""
+        seen = [dim for shape in self.shapes[:operands] for dim in shape]
+        return [
+            outside
+            for outside, own in self.variables.items()
+            if not any(own.same_as(dim) for dim in seen)
+        ]
+
+    def parameters(self, operands: int) -> list[Any]:
+        """The kernel's variables for these."""
+        return [self.variables[outside] for outside in self.arguments(operands)]
+
+
+def kernel_sizes(shapes: Sequence[Sequence[Any]]) -> KernelSizes:
+    """Shapes for a kernel, with variables of its own for those in the given ones."""
+    used = [v for s in shapes for dim in s for v in tirx.analysis.undefined_vars(_index(dim))]
+    variables = {variable: tirx.Var(variable.name, variable.ty.dtype) for variable in used}
+
+    def own(dim: Any) -> Any:
+        return tvm_ffi.structural_map(_index(dim), (tirx.Var, lambda v: variables.get(v, v)))
+
+    # Names may occur twice, positions do not.
+    order = {variable: position for position, variable in enumerate(variables)}
+
+    def text(dim: Any) -> str:
+        numbers = [str(order[v]) for v in tirx.analysis.undefined_vars(_index(dim))]
+        return ":".join([str(dim), *numbers])
+
+    key = "; ".join(",".join(map(text, shape)) for shape in shapes)
+    return KernelSizes(key, [list(map(own, shape)) for shape in shapes], variables)
+
+
+def _index(dim: Any) -> Any:
+    return tirx.IntImm("int64", dim) if isinstance(dim, int) else dim
 
 
 def weights_left(

@@ -7,19 +7,20 @@ matrix is replaced by a kernel of ``schedules/packed_product.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
+from hybridc.targets.llvm.layout.graph import bindings_of, dims_of, sizes_of
 from hybridc.targets.llvm.layout.kernels import pack_weight
 from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_vectors
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.packed_product import PRODUCT
+from hybridc.targets.llvm.sizes import Bounds, ranges_of, typical_size
 from tvm import te, tirx
 
 from hybridc.bundle.tensors import Array
@@ -59,8 +60,10 @@ def pack_matrix(matrix: Array, geometry: Geometry) -> Array:
     return pack_weight(np.ascontiguousarray(matrix.T)[:, :, None, None], geometry)
 
 
-def packed_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-    """The product of ``(1, ..., rows, depth)`` data with a packed matrix."""
+def packed_product(
+    geometry: Geometry, data: te.Tensor, weight: te.Tensor, shape: Sequence[Any] = ()
+) -> te.Tensor:
+    """The product of ``(..., rows, depth)`` data with a packed matrix."""
     g = geometry
     axis = te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", g.channels)), "k")
     zero = tirx.IntImm("int64", 0)
@@ -73,9 +76,8 @@ def packed_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te
         factor = weight(panel, zero, zero, zero, axis, position)
         return te.sum(data(*front, axis) * factor, axis=axis)
 
-    shape = [*(int(dim) for dim in data.shape[:-1]), g.filters]
-    sizes = tuple(tirx.IntImm("int64", dim) for dim in shape)
-    return te.compute(sizes, element, name="packed_product", attrs={PRODUCT: g.encode()})
+    shape = shape or (*data.shape[:-1], tirx.IntImm("int64", g.filters))
+    return te.compute(shape, element, name="packed_product", attrs={PRODUCT: g.encode()})
 
 
 def pack_products(
@@ -91,11 +93,11 @@ def pack_products(
     Returns:
         The module and its weights in their new order.
     """
-    names = weight_names(module, weights)
+    names, ranges = weight_names(module, weights), ranges_of(module["main"])
     products = {
         binding.var: found
         for binding in bindings_of(module["main"])
-        if (found := _product(binding, names, cpu)) is not None
+        if (found := _product(binding, names, ranges, cpu)) is not None
     }
     if not products:
         return module, weights
@@ -118,11 +120,13 @@ class _Product:
 
     Attributes:
         data: The variable that it reads.
+        result: The variable that it is bound to.
         weight: Name of the weight.
         geometry: How it is computed.
     """
 
     data: Any
+    result: Any
     weight: str
     geometry: Geometry
 
@@ -132,7 +136,7 @@ class _Product:
         return f"{self.weight}.packed_{self.geometry.vectors}x{self.geometry.lanes}"
 
 
-def _product(binding: Any, names: Mapping[Any, str], cpu: Cpu) -> _Product | None:
+def _product(binding: Any, names: Mapping[Any, str], ranges: Bounds, cpu: Cpu) -> _Product | None:
     """The product that a binding computes, if it is one of known weights that gets a kernel."""
     value: Any = getattr(binding, "value", None)
     if getattr(getattr(value, "op", None), "name", "") != "relax.matmul":
@@ -142,20 +146,25 @@ def _product(binding: Any, names: Mapping[Any, str], cpu: Cpu) -> _Product | Non
     if kinds != {"float32"} or weight not in names:
         return None
     try:
-        sizes, matrix = sizes_of(data), sizes_of(weight)
+        sizes, matrix = dims_of(data), sizes_of(weight)
     except Misfit:
         return None
-    if len(matrix) != 2 or len(sizes) < 2 or 0 in (*sizes, *matrix):
+    if len(matrix) != 2 or len(sizes) < 2 or 0 in (*sizes, *matrix) or sizes[-1] != matrix[0]:
         return None
-    if math.prod(sizes[:-2]) != 1 or matrix[1] < cpu.vector_bytes // 4:
+    # Several matrices of one known size are computed as fast by a kernel for batches.
+    is_open = not all(isinstance(size, int) for size in sizes)
+    count = 1 if is_open else math.prod(sizes[:-2])
+    if count != 1 or matrix[1] < cpu.vector_bytes // 4:
         return None
-    return _Product(data, names[weight], product_geometry(sizes[-2], *matrix, cpu))
+    rows = typical_size(sizes[-2], ranges)
+    return _Product(data, binding.var, names[weight], product_geometry(rows, *matrix, cpu))
 
 
 def _call(writer: MainWriter, product: _Product, packed: Any) -> Any:
-    key = (product.geometry, sizes_of(product.data))
+    def build(data: te.Tensor, weight: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
+        return packed_product(product.geometry, data, weight, shape)
 
-    def build(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return packed_product(product.geometry, data, weight)
-
-    return writer.kernel("packed_product", key, build, product.data, packed, fuses=True)
+    operands, shape = (product.data, packed), dims_of(product.result)
+    return writer.kernel(
+        "packed_product", product.geometry, build, *operands, fuses=True, shape=shape
+    )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.layout.channelwise import CHANNELS, blocked_shape
 from hybridc.targets.llvm.layout.choose import geometry_of, is_blocked_source
-from hybridc.targets.llvm.layout.graph import Graph, Kernel, bindings_of, sizes_of, variables_used
+from hybridc.targets.llvm.layout.graph import Graph, Kernel, bindings_of, dims_of, variables_used
 from hybridc.targets.llvm.layout.kernels import (
     block_channels,
     blocked_convolution,
@@ -153,10 +154,10 @@ class _Writer:
         variable = kernel.variable
         self.blocked[variable] = self._twin(variable, write(kernel))
         if variable in self.read_plain:
-            channels = sizes_of(variable)[1]
-            key = ("unblock", sizes_of(variable))
+            shape = dims_of(variable)
+            key = ("unblock", shape[1])
             call = self._emit(
-                key, lambda data: unblock_channels(data, channels), self.blocked[variable]
+                key, lambda data, _: unblock_channels(data, shape[1]), shape, self.blocked[variable]
             )
             self._bind(variable, call)
 
@@ -167,8 +168,17 @@ class _Writer:
             data = self._blocked(data)
         weight = self._weight(kernel.operands[1], self.packed.convolution_name(kernel))
         key = ("convolution", geometry)
-        build = winograd_convolution if geometry.winograd else blocked_convolution
-        return self._emit(key, lambda d, w: build(geometry, d, w), data, weight)
+        shape = self._blocked_shape(kernel.variable)
+
+        def build(data: te.Tensor, weight: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
+            if geometry.winograd:
+                return winograd_convolution(geometry, data, weight)
+            return blocked_convolution(geometry, data, weight, shape)
+
+        return self._emit(key, build, shape, data, weight)
+
+    def _blocked_shape(self, variable: Any) -> tuple[Any, ...]:
+        return blocked_shape(dims_of(variable), CHANNELS, self.graph.lanes)
 
     def _channelwise(self, kernel: Kernel) -> Any:
         assert kernel.blocked is not None
@@ -185,14 +195,17 @@ class _Writer:
         functions = self.main.functions
         if old not in functions:
             functions[old] = self.main.builder.add_func(function, f"{old.name_hint}_blocked")
-        return self.main.call(functions[old], *operands)
+        shape = self._blocked_shape(kernel.variable)
+        return self.main.call(functions[old], *operands, *kernel.primitives, shape=shape)
 
     def _blocked(self, variable: Any) -> Any:
         """The blocked form of a tensor, copied if it was computed plain."""
         if variable not in self.blocked:
             lanes = self.graph.lanes
-            key = ("block", sizes_of(variable))
-            call = self._emit(key, lambda data: block_channels(data, lanes), variable)
+            shape = self._blocked_shape(variable)
+            call = self._emit(
+                ("block",), lambda data, _: block_channels(data, lanes), shape, variable
+            )
             self.blocked[variable] = self._twin(variable, call)
         return self.blocked[variable]
 
@@ -208,6 +221,8 @@ class _Writer:
         self.bindings.append(relax.VarBinding(variable, value))
         return variable
 
-    def _emit(self, key: Any, build: Callable[..., te.Tensor], *operands: Any) -> Any:
-        fuses = key[0] == "convolution"
-        return self.main.kernel(f"{key[0]}_blocked", key, build, *operands, fuses=fuses)
+    def _emit(
+        self, key: Any, build: Callable[..., te.Tensor], shape: Sequence[Any], *operands: Any
+    ) -> Any:
+        fuses, name = key[0] == "convolution", f"{key[0]}_blocked"
+        return self.main.kernel(name, key, build, *operands, fuses=fuses, shape=shape)

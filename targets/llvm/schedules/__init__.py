@@ -28,6 +28,7 @@ from hybridc.targets.llvm.schedules.reduction import (
     schedule_reduction,
 )
 from hybridc.targets.llvm.schedules.tails import move_tails
+from hybridc.targets.llvm.schedules.variants import with_alternative
 from hybridc.targets.llvm.schedules.vector_math import expand_math
 from hybridc.targets.llvm.schedules.winograd import schedule_winograd
 from hybridc.targets.relax_pipeline import map_kernels
@@ -68,7 +69,8 @@ def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc |
     finite = with_finite_starts(function)
     schedule = Schedule(tvm.IRModule({"main": finite}))
     try:
-        scheduled = move_tails(rule(schedule, cpu).mod["main"])
+        scheduled, needed = move_tails(rule(schedule, cpu).mod["main"])
+        scheduled = with_alternative(scheduled, finite, needed)
     except (Misfit, RuntimeError, ValueError, TypeError, ArithmeticError):
         return None
     return scheduled if finite.same_as(function) else with_infinite_starts(scheduled)

@@ -25,6 +25,7 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (
 )
 from hybridc.targets.llvm.schedules.blocks import loads_of, store_of
 from hybridc.targets.llvm.schedules.emitter import Emitter
+from hybridc.targets.llvm.schedules.extents import blocked_extents
 from hybridc.targets.llvm.schedules.finishing import finish_of, may_fold
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
@@ -46,9 +47,15 @@ def schedule_blocked_convolution(schedule: Schedule, cpu: Cpu) -> Schedule:
 def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
     store: Any = store_of(anchor)
     data, weight = operands_of(anchor)
-    tiling = choose_tiling(geometry, cpu, may_fold(final, geometry))
-    finish = finish_of(store, final)
-    return Emitter(geometry, tiling, data, weight, finish, str(store.buffer.dtype)).nest()
+    plain = geometry.source_lanes == 1
+    extents = blocked_extents(
+        [data.shape[0], *(data.shape[2:] if plain else data.shape[2:-1])],
+        [store.buffer.shape[0], *store.buffer.shape[2:-1]],
+    )
+    folds = extents.is_fixed or extents.keeps_plane
+    tiling = choose_tiling(geometry, cpu, folds and may_fold(final, store.buffer), extents.is_fixed)
+    finish, dtype = finish_of(store, final), str(store.buffer.dtype)
+    return Emitter(geometry, tiling, data, weight, finish, dtype, extents=extents).nest()
 
 
 def operands_of(anchor: Any) -> tuple[Any, Any]:

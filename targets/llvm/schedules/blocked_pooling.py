@@ -8,6 +8,7 @@ equal to what a maximum starts from, or zero in a sum.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,13 @@ from hybridc.targets.llvm.schedules.blocks import (
 )
 from hybridc.targets.llvm.schedules.conv2d import steps_of
 from hybridc.targets.llvm.schedules.emitter import Emitter, Tile
+from hybridc.targets.llvm.schedules.extents import blocked_extents
 from hybridc.targets.llvm.schedules.finishing import finish_of
 from hybridc.targets.llvm.schedules.loops import Misfit
-from hybridc.targets.llvm.schedules.padding import padding_of
-from hybridc.targets.llvm.schedules.statements import int64, sequence
+from hybridc.targets.llvm.schedules.padding import check_indices, check_padding, padding_of
+from hybridc.targets.llvm.schedules.statements import sequence
 from hybridc.targets.llvm.schedules.written import schedule_around
+from hybridc.targets.llvm.sizes import buffers_of, with_typical_sizes
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -64,19 +67,44 @@ def schedule_blocked_pooling(schedule: Schedule, cpu: Cpu) -> Schedule:
     if len(anchors) != 1:
         raise Misfit("not one reduction")
     anchor = schedule.get(anchors[0])
-    found = find_pooling(schedule, anchors[0], cpu)
+    found = _find_pooling(schedule, anchors[0], cpu)
 
     def write(final: Any | None) -> Any:
         store: Any = store_of(anchor)
-        tiling = choose_tiling(found.geometry, cpu, False)
-        finish = finish_of(store, final)
-        dtype = str(store.buffer.dtype)
-        return _Windows(
-            found.geometry, tiling, found.data, None, finish, dtype, found.combine, found.start
-        ).nest()
+        shapes = found.data.shape, store.buffer.shape
+        extents = blocked_extents(*([shape[0], *shape[2:-1]] for shape in shapes))
+        tiling = choose_tiling(found.geometry, cpu, False, extents.is_fixed)
+        finish, dtype = finish_of(store, final), str(store.buffer.dtype)
+        operands = found.data, None, finish, dtype, found.combine, found.start
+        return _Windows(found.geometry, tiling, *operands, extents=extents).nest()
 
     within = [found.padding] if found.padding else []
     return schedule_around(schedule, cpu, anchor, write, within)
+
+
+def _find_pooling(schedule: Schedule, block: Any, cpu: Cpu) -> Pooling:
+    """The pooling that a block computes, whose images may be of unknown size."""
+    function = schedule.mod["main"]
+    fixed = with_typical_sizes(function)
+    if fixed.same_as(function):
+        return find_pooling(schedule, block, cpu)
+    twin = Schedule(tvm.IRModule({"main": fixed}))
+    found = find_pooling(twin, twin.get_sblock(schedule.get(block).name_hint), cpu)
+    check_indices(schedule.get(block))
+    if found.padding:
+        check_padding(
+            schedule.get(schedule.get_sblock(found.padding)),
+            (found.geometry.top, found.geometry.left),
+        )
+    buffers, fixed_buffers = (
+        [*buffers_of(f), *f.body.block.alloc_buffers] for f in (function, fixed)
+    )
+    (data,) = (
+        buffer
+        for buffer, other in zip(buffers, fixed_buffers, strict=True)
+        if other.same_as(found.data)
+    )
+    return dataclasses.replace(found, data=data)
 
 
 def find_pooling(schedule: Schedule, block: Any, cpu: Cpu) -> Pooling:
@@ -172,14 +200,13 @@ class _Windows(Emitter):
         """What an accumulator starts from."""
         return self.start
 
-    def _depthwise(self, image: Any, panel: Any, tile: Tile, tap: Any) -> Any:
-        """One row of the windows of a tile."""
+    def _column(self, image: Any, panel: Any, tile: Tile, tap: Any, column: Any) -> Any:
+        """One position of the windows of a tile."""
         statements: list[Any] = []
         lanes = self._lanes(0)
-        for column in range(self.geometry.kernel_columns):
-            for y, x, row, at in self._places(tile, tap, int64(column)):
-                load = tirx.BufferLoad(self.data, self.place(image, panel, row, at, lanes))
-                buffer = tile.accumulators[y, x, 0]
-                total = self.combine(tirx.BufferLoad(buffer, [lanes]), load)
-                statements.append(self._put(buffer, total))
+        for y, x, row, at in self._places(tile, tap, column):
+            load = tirx.BufferLoad(self.data, self.place(image, panel, row, at, lanes))
+            buffer = tile.accumulators[y, x, 0]
+            total = self.combine(tirx.BufferLoad(buffer, [lanes]), load)
+            statements.append(self._put(buffer, total))
         return sequence(statements) if statements else tirx.Evaluate(0)

@@ -183,12 +183,16 @@ Pattern = tuple[tuple[bool, ...], ...]
 
 @dataclass(frozen=True)
 class Run:
-    """Neighboring tiles of one axis with the same size and the same pattern."""
+    """Neighboring tiles of one axis with the same size and the same pattern.
 
-    start: int
-    count: int
+    Where they are and how many may be known at run time only, and so may the pattern of tiles of
+    one output, which is ``None`` then.
+    """
+
+    start: Any
+    count: Any
     size: int
-    pattern: Pattern
+    pattern: Pattern | None
 
 
 def runs(axis: Axis, largest: int) -> list[Run]:
@@ -245,8 +249,17 @@ def shared_cycles(geometry: Geometry, tiling: Tiling) -> float:
     return geometry.batch * geometry.panels * tiling.cycles * (1 + halves / tasks) / 2
 
 
-def choose_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Tiling:
-    """The tiling that was measured to be best, or else needs the fewest cycles by estimate."""
+def choose_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool, is_fixed: bool = True) -> Tiling:
+    """The tiling that was measured to be best, or else needs the fewest cycles by estimate.
+
+    Args:
+        geometry: The convolution.
+        cpu: The processor.
+        may_fold: Whether a pointwise convolution's plane may be.
+        is_fixed: Whether the size of the plane is known; it is only a typical one otherwise.
+    """
+    if not is_fixed:
+        return _rows_tiling(geometry, cpu, may_fold)
     tuned = _tuned(geometry, cpu)
     if tuned and ("vectors", geometry.vectors) in tuned:
         known = {choice_of(geometry, tiling): tiling for tiling in tilings(geometry, cpu, True)}
@@ -255,6 +268,17 @@ def choose_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Tiling:
             return tiling
     # Of equal ones, the plane with most rows: rows are what threads share.
     candidates = tilings(geometry, cpu, may_fold)
+    return min(candidates, key=lambda t: (shared_cycles(geometry, t), t.columns))
+
+
+def _rows_tiling(geometry: Geometry, cpu: Cpu, may_fold: bool) -> Tiling:
+    """The best tiling whose tiles have one row each, of the plane itself or of one long row."""
+    pixels = geometry.rows * geometry.columns
+    candidates = [
+        tiling
+        for tiling in tilings(geometry, cpu, may_fold)
+        if tiling.tile_rows == 1 and tiling.columns in (geometry.columns, pixels)
+    ]
     return min(candidates, key=lambda t: (shared_cycles(geometry, t), t.columns))
 
 

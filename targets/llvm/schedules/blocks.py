@@ -8,6 +8,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.llvm.sizes import Bounds, typical_size
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
@@ -96,7 +97,7 @@ def finishes(reader: SBlock, anchor: SBlock) -> bool:
     reads = [load.indices for load in loads_of(reader) if load.source.same_as(result.buffer)]
     axes = axes_of(reader)
     return all(same_variables(indices, axes) for indices in (store.indices, *reads)) and all(
-        _same_size(*pair) for pair in sizes
+        same_size(*pair) for pair in sizes
     )
 
 
@@ -107,10 +108,12 @@ def same_variables(indices: Sequence[Any], axes: Sequence[Any]) -> bool:
     )
 
 
-def _same_size(first: Any, second: Any) -> bool:
+def same_size(first: Any, second: Any) -> bool:
+    """Whether two sizes are equal, as far as can be proved."""
     if isinstance(first, tirx.IntImm) and isinstance(second, tirx.IntImm):
         return int(first) == int(second)
-    return bool(tvm_ffi.structural_equal(first, second))
+    same = bool(tvm_ffi.structural_equal(first, second))
+    return same or bool(tvm.sym.Analyzer().can_prove_equal(first, second))
 
 
 def collect(node: Any, *kinds: type) -> list[Any]:
@@ -139,9 +142,9 @@ def is_choice(value: Any) -> bool:
     return name.rpartition(".")[2] == "if_then_else"
 
 
-def work_of(block: SBlock) -> int:
-    """Number of iterations of a block of constant size."""
-    return math.prod(extents_of(block) or [0])
+def work_of(block: SBlock, ranges: Bounds) -> int:
+    """Number of iterations of a block, for typical sizes where they are not known."""
+    return math.prod(typical_size(axis.dom.extent, ranges) for axis in block.iter_vars)
 
 
 def changed(block: SBlock, **parts: Any) -> SBlock:
@@ -158,10 +161,23 @@ def axes_of(block: SBlock) -> list[tirx.Var]:
     return [axis.var for axis in block.iter_vars]
 
 
-def strides_of(buffer: Any, indices: Sequence[Any], axes: Sequence[tirx.Var]) -> list[int] | None:
+FAR = 1 << 40
+"""Stands for a number of elements that is not known; any known one is smaller."""
+
+
+def strides_of(
+    buffer: Any, indices: Sequence[Any], axes: Sequence[tirx.Var], is_open: bool = False
+) -> list[int] | None:
     """Elements between two neighbors along each axis in a row-major access.
 
-    Returns ``None`` if the access is not affine in the axes or the buffer's shape is symbolic.
+    Args:
+        buffer: What is read or written.
+        indices: Where.
+        axes: Variables in the indices.
+        is_open: Whether strides may be unknown; they are :data:`FAR` then.
+
+    Returns:
+        ``None`` if the access is not affine in the axes, or a stride is not known.
     """
     totals = [0] * len(axes)
     scale = 1
@@ -169,11 +185,11 @@ def strides_of(buffer: Any, indices: Sequence[Any], axes: Sequence[tirx.Var]) ->
         coefficients = tvm.sym.detect_linear_equation(index, list(axes))
         if not coefficients or not all(isinstance(c, tirx.IntImm) for c in coefficients[:-1]):
             return None
-        if not isinstance(dim, tirx.IntImm):
+        if not isinstance(dim, tirx.IntImm) and not is_open:
             return None
         for axis in range(len(axes)):
             totals[axis] += scale * int(coefficients[axis])
-        scale *= int(dim)
+        scale = scale * int(dim) if isinstance(dim, tirx.IntImm) else FAR
     return totals
 
 

@@ -12,15 +12,28 @@ from typing import Any
 
 import tvm
 from hybridc.targets.llvm.schedules.blocked_tiles import (
+    Axis,
     Geometry,
     Pattern,
     Run,
     Tiling,
     runs,
 )
+from hybridc.targets.llvm.schedules.extents import (
+    Extents,
+    fixed_extents,
+    may_clip,
+    runs_at_run_time,
+)
 from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK
-from hybridc.targets.llvm.schedules.statements import int64, prefetch, sequence, serial_loop
+from hybridc.targets.llvm.schedules.statements import (
+    index,
+    int64,
+    prefetch,
+    sequence,
+    serial_loop,
+)
 from tvm import tirx
 
 CACHE_BYTES = 512 * 1024
@@ -46,8 +59,13 @@ class Tile:
     height: int
     width: int
     down: Pattern | None
-    right: Pattern
+    right: Pattern | None
     accumulators: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its pixels read an input at every kernel column."""
+        return self.right is not None and all(map(all, self.right))
 
 
 def loop_order(geometry: Geometry, itemsize: int) -> list[str]:
@@ -79,6 +97,12 @@ class Emitter:
     weight: Any
     finish: Finish
     dtype: str
+    extents: Extents | None = field(default=None, kw_only=True)
+
+    @property
+    def sizes(self) -> Extents:
+        """Sizes of the loops, where the geometry has typical ones."""
+        return fixed_extents(self.geometry) if self.extents is None else self.extents
 
     @property
     def is_flat(self) -> bool:
@@ -89,6 +113,14 @@ class Emitter:
     def is_folded(self) -> bool:
         """Whether the plane is the image's, walked as one row."""
         return self.tiling.columns != self.geometry.columns
+
+    @property
+    def plane(self) -> tuple[Any, Any]:
+        """Rows and columns of the plane that is cut into tiles."""
+        if self.sizes.is_fixed:
+            return self.tiling.rows, self.tiling.columns
+        rows, columns = self.sizes.rows, self.sizes.columns
+        return (1, rows * columns) if self.is_folded else (rows, columns)
 
     @property
     def prefetches(self) -> bool:
@@ -109,27 +141,30 @@ class Emitter:
         """The whole loop nest: images, panels and rows outside, tiles inside."""
         panels = self.geometry.panels
         single = self.tiling.tile_rows == 1
-        rows = self.tiling.rows if single else 1
-        sizes = {"image": self.geometry.batch, "panel": panels, "row": rows}
+        rows = self.plane[0] if single else 1
+        sizes = {"image": self.sizes.batch, "panel": panels, "row": rows}
         order = loop_order(self.geometry, tvm.DataType(self.dtype).bits // 8)
-        total = self.geometry.batch * panels * rows
+        total = self.sizes.batch * panels * rows
         task = tirx.Var("task", "int64")
         places: dict[str, Any] = {}
         rest: Any = task
         for name in reversed(order):
             size = sizes[name]
-            places[name] = tirx.floormod(rest, int64(size)) if size > 1 else int64(0)
-            rest = tirx.floordiv(rest, int64(size)) if size > 1 else rest
-        if total == 1:
+            if isinstance(size, int) and size == 1:
+                places[name] = int64(0)
+                continue
+            places[name] = tirx.floormod(rest, index(size))
+            rest = tirx.floordiv(rest, index(size))
+        if isinstance(total, int) and total == 1:
             return self.task(int64(0), int64(0), int64(0))
         bound = {name: tirx.Var(name, "int64") for name in order}
         body = self.task(bound["image"], bound["panel"], bound["row"])
         binds = [tirx.Bind(bound[name], places[name]) for name in order]
-        pixels = self.tiling.columns * (1 if single else self.tiling.rows)
-        work = total * pixels * self.geometry.steps * self.geometry.vectors
+        pixels = self.tiling.columns * self.tiling.rows
+        work = self.geometry.batch * panels * pixels * self.geometry.steps * self.geometry.vectors
         parallel = work * self.geometry.lanes >= PARALLEL_WORK
         kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
-        return tirx.For(task, int64(0), int64(total), kind, sequence([*binds, body]))
+        return tirx.For(task, int64(0), index(total), kind, sequence([*binds, body]))
 
     def task(self, image: Any, panel: Any, row: Any) -> Any:
         """The tiles of one panel in one row, or in the whole plane if they have several rows."""
@@ -137,7 +172,11 @@ class Emitter:
         horizontal = g.horizontal
         if self.is_folded:
             horizontal = type(horizontal)(t.columns, t.columns, 1, 1, 1, 0)
-        across = runs(horizontal, t.tile_columns)
+        if isinstance(self.plane[1], int):
+            across = runs(horizontal, t.tile_columns)
+        else:
+            inputs = self.plane[1] if self.is_folded else self.sizes.width
+            across = runs_at_run_time(horizontal, self.plane[1], inputs, t.tile_columns)
         if t.tile_rows == 1:
             return self._row(image, panel, row, across)
         (right,) = across
@@ -195,7 +234,7 @@ class Emitter:
 
     def _pixel(self, row: Any, column: Any) -> tuple[Any, Any]:
         if self.is_folded:
-            return int64(0), row * self.tiling.columns + column
+            return int64(0), row * self.plane[1] + column
         return row, column
 
     def place(self, first: Any, second: Any, row: Any, column: Any, *rest: Any) -> list[Any]:
@@ -250,7 +289,7 @@ class Emitter:
 
                 return serial_loop(count, rows, "block", start)
 
-            if all(map(all, tile.right)):
+            if tile.is_whole:
 
                 def columns(block: Any, tap: Any) -> Any:
                     return sequence(self._kernel_columns(tile, lambda c: position(block, tap, c)))
@@ -316,7 +355,9 @@ class Emitter:
 
     def _kernel_columns(self, tile: Tile, body: Callable[[Any], Any]) -> list[Any]:
         """Statements for the kernel columns: one loop where all pixels read an input."""
-        if all(map(all, tile.right)):
+        if tile.right is None:
+            return [self._taps_read(self.geometry.horizontal, tile.column, self.sizes.width, body)]
+        if tile.is_whole:
             return [serial_loop(self.geometry.kernel_columns, body, "column")]
         columns = [c for c, reads in enumerate(tile.right) if any(reads)]
         return [body(int64(c)) for c in columns]
@@ -335,25 +376,31 @@ class Emitter:
         if tile.down is not None:
             taps = [tap for tap in range(axis.taps) if any(tile.down[tap])]
             return sequence([body(int64(tap)) for tap in taps]) if taps else tirx.Evaluate(0)
-        if not axis.is_clipped:
+        rows, height = self.sizes.rows, self.sizes.height
+        fixed = isinstance(rows, int) and isinstance(height, int)
+        if not (axis.is_clipped if fixed else may_clip(axis, rows, height)):
             return serial_loop(axis.taps, body, "tap")
-        at = tile.row * axis.step - axis.before
+        return self._taps_read(axis, tile.row, height, body)
+
+    def _taps_read(self, axis: Axis, output: Any, inputs: Any, body: Callable[[Any], Any]) -> Any:
+        """The loop over the kernel positions at which an output meets the input."""
+        at = output * axis.step - axis.before
         reach = int64(axis.reach)
         low = tirx.max(tirx.floordiv(reach - 1 - at, reach), int64(0))
-        high = tirx.min(tirx.floordiv(int64(axis.inputs - 1) - at, reach) + 1, int64(axis.taps))
+        high = tirx.min(tirx.floordiv(index(inputs) - 1 - at, reach) + 1, int64(axis.taps))
         variable = tirx.Var("tap", "int64")
         return tirx.For(variable, low, high - low, tirx.ForKind.SERIAL, body(variable))
 
     def _places(self, tile: Tile, tap: Any, column: Any) -> list[tuple[int, int, Any, Any]]:
         """Pixels of the tile that read an input at a kernel position, and where they read it."""
         g = self.geometry
-        whole = all(map(all, tile.right))
+        right = None if tile.is_whole else tile.right
         found = []
         for y in range(tile.height):
             if tile.down is not None and not tile.down[int(tap)][y]:
                 continue
             for x in range(tile.width):
-                if not (whole or tile.right[int(column)][x]):
+                if right is not None and not right[int(column)][x]:
                     continue
                 row, at = self._pixel(tile.row + y, tile.column + x)
                 if not self.is_folded:
@@ -388,19 +435,27 @@ class Emitter:
 
     def _depthwise(self, image: Any, panel: Any, tile: Tile, tap: Any) -> Any:
         """Multiply-adds for one row of the kernel of a depthwise convolution."""
+        if tile.right is None:
+            return sequence(
+                self._kernel_columns(tile, lambda c: self._column(image, panel, tile, tap, c))
+            )
+        columns = map(int64, range(self.geometry.kernel_columns))
+        return sequence([self._column(image, panel, tile, tap, column) for column in columns])
+
+    def _column(self, image: Any, panel: Any, tile: Tile, tap: Any, column: Any) -> Any:
+        """Multiply-adds for one position of the kernel of a depthwise convolution."""
+        places = self._places(tile, tap, column)
+        if not places:
+            return tirx.Evaluate(0)
         statements: list[Any] = []
         lanes = self._lanes(0)
-        for column in range(self.geometry.kernel_columns):
-            places = self._places(tile, tap, int64(column))
-            if not places:
-                continue
-            at = [panel, tap, int64(column), lanes]
-            vector = self._bind(tirx.BufferLoad(self.weight, at), statements)
-            for y, x, row, at_column in places:
-                place = self.place(image, panel, row, at_column, lanes)
-                load = tirx.BufferLoad(self.data, place)
-                statements.append(self._add(tile.accumulators[y, x, 0], load * vector))
-        return sequence(statements) if statements else tirx.Evaluate(0)
+        at = [panel, tap, column, lanes]
+        vector = self._bind(tirx.BufferLoad(self.weight, at), statements)
+        for y, x, row, at_column in places:
+            place = self.place(image, panel, row, at_column, lanes)
+            load = tirx.BufferLoad(self.data, place)
+            statements.append(self._add(tile.accumulators[y, x, 0], load * vector))
+        return sequence(statements)
 
     def _bind(self, value: Any, statements: list[Any]) -> Any:
         variable = tirx.Var("value", value.ty)

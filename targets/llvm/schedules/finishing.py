@@ -11,8 +11,13 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
-from hybridc.targets.llvm.schedules.blocks import axes_of, collect, loads_of, store_of
+from hybridc.targets.llvm.schedules.blocks import (
+    axes_of,
+    collect,
+    loads_of,
+    same_size,
+    store_of,
+)
 from hybridc.targets.llvm.schedules.tails import substitute
 from tvm import tirx
 
@@ -72,20 +77,21 @@ def _vectorized(lane: Any, lanes: int, body: Any) -> Any:
     return tirx.For(lane, first, count, tirx.ForKind.VECTORIZED, body)
 
 
-def may_fold(final: Any | None, geometry: Geometry) -> bool:
-    """Whether pixels may be counted in one row.
+def may_fold(final: Any | None, result: Any) -> bool:
+    """Whether pixels of an anchor's result may be counted in one row.
 
     All loads of the final block must use both spatial axes as the output does, or neither.
     """
     if final is None:
         return True
     _, _, *spatial, _ = axes_of(final)
-    plane = [geometry.rows, geometry.columns][-len(spatial) :]
+    plane = list(result.shape[2:-1])
     for load in loads_of(final):
         if not any(_among(index, spatial) for index in load.indices):
             continue
         between = list(load.indices[2:-1])
-        if [int(dim) for dim in load.source.shape[2:-1]] != plane:
+        sizes = list(load.source.shape[2:-1])
+        if len(sizes) != len(plane) or not all(map(same_size, sizes, plane)):
             return False
         if not all(index.same_as(axis) for index, axis in zip(between, spatial, strict=True)):
             return False

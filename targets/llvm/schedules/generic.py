@@ -23,13 +23,14 @@ from hybridc.targets.llvm.schedules.blocks import (
     store_of,
 )
 from hybridc.targets.llvm.schedules.loops import (
-    extent,
     fuse_parallel,
+    known_extent,
     lanes_of,
     loop_strides,
     operations_of,
     power_of_two_below,
     tile_vectors,
+    typical_extent,
 )
 from hybridc.targets.llvm.schedules.tails import mark_tile, variables_of
 from tvm import tirx
@@ -63,12 +64,12 @@ def _schedule_rows(
     if not loops:
         return
     strides = loop_strides(schedule, block, loops)
-    extents = [extent(schedule, loop) for loop in loops]
+    extents = [known_extent(schedule, loop) for loop in loops]
     lanes = lanes_of(schedule, block, cpu)
     may_be_cut = may_repeat(schedule, block)
     around = None
     if may_be_cut:
-        around = _tile_transpose(schedule, loops, extents, strides, lanes)
+        around = _tile_transpose(schedule, loops, strides, lanes)
     if around is None:
         around = _cut_vectors(schedule, loops, extents, strides, lanes, may_be_cut)
     fuse_parallel(schedule, around, operations)
@@ -77,7 +78,7 @@ def _schedule_rows(
 def _cut_vectors(
     schedule: Schedule,
     loops: list[Any],
-    extents: list[int],
+    extents: list[int | None],
     strides: list[list[int] | None],
     lanes: int,
     may_be_cut: bool,
@@ -85,7 +86,14 @@ def _cut_vectors(
     """Vectorize the innermost contiguous loops; returns the loops around the vector."""
     if strides[0] is None or strides[0][-1] != 1:
         return loops
-    first, width = _best_cut(extents, _contiguous_from(extents, strides), lanes)
+    open_axes = [axis for axis, size in enumerate(extents) if size is None]
+    known = open_axes[-1] + 1 if open_axes else 0
+    first, width = len(loops) - 1, lanes
+    if known < len(loops):
+        sizes = [size for size in extents[known:] if size is not None]
+        own = [None if stride is None else stride[known:] for stride in strides]
+        first, width = _best_cut(sizes, _contiguous_from(sizes, own), lanes)
+        first += known
     inner = schedule.fuse(*loops[first:]) if first < len(loops) - 1 else loops[first]
     tile = tile_vectors(schedule, inner, width, may_be_cut=may_be_cut)
     return [*loops[:first], tile.outer if tile else inner]
@@ -144,7 +152,6 @@ def _contiguous_from(extents: list[int], strides: list[list[int] | None]) -> int
 def _tile_transpose(
     schedule: Schedule,
     loops: list[Any],
-    extents: list[int],
     strides: list[list[int] | None],
     lanes: int,
 ) -> list[Any] | None:
@@ -154,11 +161,12 @@ def _tile_transpose(
         The loops around the tile, or ``None`` if the block does not transpose.
     """
     store, *loads = strides
-    if store is None or store[-1] != 1 or extents[-1] < lanes or lanes < 2:
+    sizes = [typical_extent(schedule, loop) for loop in loops]
+    if store is None or store[-1] != 1 or sizes[-1] < lanes or lanes < 2:
         return None
     crossing = [
         axis
-        for axis, size in enumerate(extents[:-1])
+        for axis, size in enumerate(sizes[:-1])
         if size >= TRANSPOSE_TILE
         and any(load is not None and load[axis] == 1 and load[-1] > 1 for load in loads)
     ]

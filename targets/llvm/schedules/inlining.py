@@ -14,6 +14,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     store_of,
     work_of,
 )
+from hybridc.targets.llvm.sizes import ranges_of
 from tvm.s_tir import Schedule
 
 MAX_COST = 200
@@ -46,15 +47,16 @@ def _worth_inlining(schedule: Schedule, block: Any) -> bool:
     if not is_spatial(node) or store is None or not consumers:
         return False
     cost, reads = cost_of(node), 0
+    ranges = ranges_of(schedule.mod["main"])
     for consumer in consumers:
         if not (is_spatial(consumer) or is_reduction(consumer)):
             return False
         loads = [load for load in loads_of(consumer) if load.source.same_as(store.buffer)]
         if len(loads) * cost + cost_of(consumer) > MAX_COST:
             return False
-        reads += _distinct(loads) * work_of(consumer)
+        reads += _distinct(loads) * work_of(consumer, ranges)
     cheap = cost <= CHEAP_COST and all(map(is_spatial, consumers))
-    return cheap or reads <= work_of(node)
+    return cheap or reads <= work_of(node, ranges)
 
 
 def _distinct(loads: list[Any]) -> int:

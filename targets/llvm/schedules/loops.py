@@ -17,6 +17,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     strides_of,
 )
 from hybridc.targets.llvm.schedules.tails import mark_tile, substitute
+from hybridc.targets.llvm.sizes import ranges_of, typical_size
 from tvm.s_tir import Schedule
 
 PARALLEL_WORK = 20_000
@@ -40,6 +41,20 @@ def extent(schedule: Schedule, loop: Any) -> int:
     if not isinstance(value, tvm.tirx.IntImm):
         raise Misfit("symbolic extent")
     return int(value)
+
+
+def typical_extent(schedule: Schedule, loop: Any) -> int:
+    """Extent of a loop, for typical sizes where it is not known."""
+    value = schedule.get(loop).extent
+    if isinstance(value, tvm.tirx.IntImm):
+        return int(value)
+    return typical_size(value, ranges_of(schedule.mod["main"]))
+
+
+def known_extent(schedule: Schedule, loop: Any) -> int | None:
+    """Constant extent of a loop, or ``None``."""
+    value = schedule.get(loop).extent
+    return int(value) if isinstance(value, tvm.tirx.IntImm) else None
 
 
 def lanes_of(schedule: Schedule, block: Any, cpu: Cpu) -> int:
@@ -66,7 +81,7 @@ def loop_strides(schedule: Schedule, block: Any, loops: Sequence[Any]) -> list[l
     accesses = [(s.buffer, s.indices) for s in collect(node.body, tvm.tirx.BufferStore)]
     accesses += [(load.source, load.indices) for load in loads_of(node)]
     return [
-        strides_of(buffer, [substitute(index, binding) for index in indices], variables)
+        strides_of(buffer, [substitute(index, binding) for index in indices], variables, True)
         for buffer, indices in accesses
     ]
 
@@ -87,7 +102,7 @@ def fuse_parallel(schedule: Schedule, loops: Sequence[Any], operations: float) -
         if tasks >= PARALLEL_TASKS:
             break
         chosen.append(loop)
-        tasks *= extent(schedule, loop)
+        tasks *= typical_extent(schedule, loop)
     if tasks == 1:
         return None
     fused = schedule.fuse(*chosen) if len(chosen) > 1 else chosen[0]
@@ -123,6 +138,8 @@ def tile_vectors(
     Returns:
         The loops, or ``None`` if the loop is too short for a vector; then nothing was changed.
     """
+    if known_extent(schedule, loop) is None:
+        return _tile_open(schedule, loop, lanes) if may_be_cut else None
     size = extent(schedule, loop)
     lanes = min(lanes, power_of_two_below(size))
     if not may_be_cut:
@@ -135,6 +152,15 @@ def tile_vectors(
     outer, *loops = schedule.split(loop, [None, *inside])
     finish_tile(schedule, loops, is_cut=size % (vectors * lanes) != 0)
     return VectorTile(outer, tuple(loops))
+
+
+def _tile_open(schedule: Schedule, loop: Any, lanes: int) -> VectorTile | None:
+    """Cut a loop whose extent is not known into vectors."""
+    if typical_extent(schedule, loop) < 2 * lanes or lanes < 2:
+        return None
+    outer, inner = schedule.split(loop, [None, lanes])
+    finish_tile(schedule, [inner])
+    return VectorTile(outer, (inner,))
 
 
 def finish_tile(schedule: Schedule, inside: Sequence[Any], is_cut: bool = True) -> None:
@@ -152,4 +178,6 @@ def finish_tile(schedule: Schedule, inside: Sequence[Any], is_cut: bool = True) 
 def operations_of(schedule: Schedule, block: Any) -> int:
     """Rough number of scalar operations of all iterations of the block."""
     loops = schedule.get_loops(block)
-    return math.prod(extent(schedule, loop) for loop in loops) * cost_of(schedule.get(block))
+    return math.prod(typical_extent(schedule, loop) for loop in loops) * cost_of(
+        schedule.get(block)
+    )

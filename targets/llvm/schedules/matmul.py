@@ -18,19 +18,20 @@ from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     blocks_of,
-    extents_of,
     is_reduction,
     is_spatial,
     store_of,
     strides_of,
 )
+from hybridc.targets.llvm.schedules.extents import number
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.loops import (
     Misfit,
-    extent,
     finish_tile,
     fuse_parallel,
+    known_extent,
     operations_of,
+    typical_extent,
 )
 from hybridc.targets.llvm.schedules.registers import RegisterTile, cycles_of, tiles_of
 from hybridc.targets.llvm.schedules.tiles import (
@@ -39,6 +40,7 @@ from hybridc.targets.llvm.schedules.tiles import (
     initialize,
     move_into_tile,
 )
+from hybridc.targets.llvm.sizes import ranges_of, typical_size
 from hybridc.targets.tuning import Figures, Problem, figures, require
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -79,16 +81,16 @@ def find_product(schedule: Schedule, block: Any) -> Product:
         Misfit: It does not compute a product of two matrices.
     """
     node = schedule.get(block)
-    store, extents = store_of(node), extents_of(node)
-    if store is None or extents is None or not is_reduction(node):
-        raise Misfit("not a static reduction")
+    store, sizes = store_of(node), [number(axis.dom.extent) for axis in node.iter_vars]
+    if store is None or not is_reduction(node):
+        raise Misfit("not a reduction")
     kinds = [axis.iter_type for axis in node.iter_vars]
     reduced = [i for i, kind in enumerate(kinds) if kind == tirx.IterVar.CommReduce]
     if len(reduced) != 1 or reduced[0] != len(kinds) - 1 or len(kinds) < 3:
         raise Misfit("not one reduction axis behind at least two others")
     operands = _factors(store)
     axes = axes_of(node)
-    found = [strides_of(load.source, load.indices, axes) for load in operands]
+    found = [strides_of(load.source, load.indices, axes, True) for load in operands]
     strides = [stride for stride in found if stride is not None]
     if len(strides) < len(found):
         raise Misfit("an operand is not read along its axes")
@@ -97,9 +99,7 @@ def find_product(schedule: Schedule, block: Any) -> Product:
     if len(right) != 1:
         raise Misfit("the last axis does not belong to one operand")
     left_strides, right_strides = strides[1 - right[0]], strides[right[0]]
-    rows = [
-        a for a in range(columns) if left_strides[a] and not right_strides[a] and extents[a] > 1
-    ]
+    rows = [a for a in range(columns) if left_strides[a] and not right_strides[a] and sizes[a] != 1]
     step = right_strides[columns], right_strides[reduction]
     if 1 not in step or not left_strides[reduction] or not all(step):
         raise Misfit("an operand has no contiguous axis")
@@ -152,9 +152,9 @@ def schedule_matmul(schedule: Schedule, cpu: Cpu) -> None:
 
 def tile_product(schedule: Schedule, anchor: Any, final: Any, product: Product, cpu: Cpu) -> None:
     """Tile a product for registers, with the block that finishes it inside the tile."""
-    extents, store = extents_of(schedule.get(anchor)), store_of(schedule.get(anchor))
-    if extents is None or store is None:
-        raise Misfit("symbolic shape")
+    extents, store = typical_extents(schedule, anchor), store_of(schedule.get(anchor))
+    if store is None:
+        raise Misfit("not a store")
     operations = operations_of(schedule, anchor)
     height = 1 if product.rows is None else extents[product.rows]
     itemsize = max(tvm.DataType(str(store.buffer.dtype)).bits // 8, 1)
@@ -173,14 +173,10 @@ def tile_product(schedule: Schedule, anchor: Any, final: Any, product: Product, 
 
 
 def problem_of(schedule: Schedule, anchor: Any, product: Product) -> Problem:
-    """What a tuning has a choice for.
-
-    Raises:
-        Misfit: The product's sizes are not known.
-    """
-    extents, store = extents_of(schedule.get(anchor)), store_of(schedule.get(anchor))
-    if extents is None or store is None:
-        raise Misfit("symbolic shape")
+    """What a tuning has a choice for; sizes that are not known are typical ones."""
+    extents, store = typical_extents(schedule, anchor), store_of(schedule.get(anchor))
+    if store is None:
+        raise Misfit("not a store")
     inside = {product.rows, product.columns, product.reduced}
     sizes = figures(
         count=math.prod(size for axis, size in enumerate(extents) if axis not in inside),
@@ -191,6 +187,12 @@ def problem_of(schedule: Schedule, anchor: Any, product: Product) -> Problem:
         transposed=product.is_transposed,
     )
     return Problem("product", sizes)
+
+
+def typical_extents(schedule: Schedule, block: Any) -> list[int]:
+    """Extents of a block's axes, typical ones where they are not known."""
+    ranges = ranges_of(schedule.mod["main"])
+    return [typical_size(axis.dom.extent, ranges) for axis in schedule.get(block).iter_vars]
 
 
 def _choose_tile(problem: Problem, cpu: Cpu) -> RegisterTile:
@@ -232,9 +234,13 @@ def _tile_final(
     around = [loop for i, loop in enumerate(loops) if i not in (product.rows, product.columns)]
     if product.rows is None:
         around, rows = [*around, columns], columns
+    elif packs and known_extent(schedule, loops[product.rows]) is None:
+        # A chunk of unknown rows would repeat the last ones.
+        rows, in_rows = schedule.split(loops[product.rows], [None, tile.rows])
+        around, inside = [*around, columns], [in_rows, *inside]
     elif packs:
         # A panel serves the rows of one chunk; a chunk is long enough to repay the packing.
-        tasks = math.prod(extent(schedule, loop) for loop in [*around, columns])
+        tasks = math.prod(typical_extent(schedule, loop) for loop in [*around, columns])
         chunks = max(min(-(-MIN_TASKS // tasks), reused // (2 * PACK_ROW_TILES)), 1)
         factors = [None, -(-reused // chunks), tile.rows]
         chunk, rows, in_rows = schedule.split(loops[product.rows], factors)

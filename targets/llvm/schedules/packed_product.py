@@ -8,6 +8,7 @@ as ``(panel, K, columns)``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,9 @@ from hybridc.targets.llvm.schedules.blocked_convolution import operands_of
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_tiling
 from hybridc.targets.llvm.schedules.blocks import store_of
 from hybridc.targets.llvm.schedules.emitter import Emitter
+from hybridc.targets.llvm.schedules.extents import Extents, number
 from hybridc.targets.llvm.schedules.finishing import finish_of
-from hybridc.targets.llvm.schedules.statements import int64
+from hybridc.targets.llvm.schedules.statements import index
 from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -42,11 +44,11 @@ def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
     g = geometry
     store: Any = store_of(anchor)
     data, weight = operands_of(anchor)
-    outer = [int64(0)] * (len(store.buffer.shape) - 2)
+    outer, rows = list(map(number, store.buffer.shape[:-2])), number(store.buffer.shape[-2])
 
     def place(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
-        _, block, *_, row = indices
-        return [*outer, row, block * g.lanes + lane]
+        image, block, *_, row = indices
+        return [*matrix_of(outer, image), row, block * g.lanes + lane]
 
     whole = finish_of(store, final, place)
 
@@ -57,8 +59,19 @@ def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
             return vector
         return tirx.IfThenElse(indices[1] < last, vector, whole(indices, accumulator, rest))
 
-    tiling = choose_tiling(g, cpu, True)
-    return _Rows(g, tiling, data, weight, finish, str(store.buffer.dtype)).nest()
+    extents = Extents(math.prod(outer), 1, rows, 1, rows)
+    tiling = choose_tiling(g, cpu, extents.is_fixed, extents.is_fixed)
+    dtype = str(store.buffer.dtype)
+    return _Rows(g, tiling, data, weight, finish, dtype, extents=extents).nest()
+
+
+def matrix_of(outer: Sequence[Any], image: Any) -> list[Any]:
+    """Indices of matrix number ``image`` among those along the outer axes of these sizes."""
+    found = []
+    for size in reversed(outer):
+        found.append(tirx.floormod(image, index(size)))
+        image = tirx.floordiv(image, index(size))
+    return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -66,5 +79,5 @@ class _Rows(Emitter):
     """Reads data whose last axis holds the channels of one row."""
 
     def place(self, first: Any, second: Any, row: Any, column: Any, *rest: Any) -> list[Any]:
-        """Indices of the element ``(column, second)`` of the matrix; all other axes have size 1."""
-        return [int64(0)] * (len(self.data.shape) - 2) + [column, second]
+        """Indices of the element ``(column, second)`` of matrix number ``first``."""
+        return [*matrix_of(list(map(number, self.data.shape[:-2])), first), column, second]

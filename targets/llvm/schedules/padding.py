@@ -11,9 +11,11 @@ from hybridc.targets.llvm.schedules.blocks import (
     is_choice,
     is_spatial,
     loads_of,
+    same_size,
     store_of,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.tails import variables_of
 from tvm import tirx
 
 
@@ -45,6 +47,43 @@ def padding_of(block: Any, count: int) -> tuple[Any, tuple[int, ...], float | No
             raise Misfit("a copy that is not whole")
         return data, before, None
     return data, before, _fill(value, load, before, axes)
+
+
+def check_padding(block: Any, before: tuple[int, ...]) -> None:
+    """Check a block that pads in front, where sizes are known at run time only.
+
+    Args:
+        block: One that pads, with typical sizes in place of its own.
+        before: Elements in front of the axes after the first two.
+
+    Raises:
+        Misfit: It does not copy all of its input, or not to the same place for all sizes.
+    """
+    (load,) = loads_of(block)
+    axes, store = axes_of(block), store_of(block)
+    check_indices(block)
+    if store is None:
+        raise Misfit("not padding")
+    for comparison in collect(store.value, tirx.LT, tirx.LE, tirx.GT, tirx.GE):
+        if variables_of(comparison) <= set(axes):
+            continue
+        behind = int(isinstance(comparison, tirx.LE))
+        ends = [
+            same_size(comparison.b + behind, load.source.shape[2 + i] + top)
+            for i, top in enumerate(before)
+            if isinstance(comparison, tirx.LT | tirx.LE) and comparison.a.same_as(axes[2 + i])
+        ]
+        if ends != [True]:
+            raise Misfit("padding that depends on a size")
+
+
+def check_indices(block: Any) -> None:
+    """Raise if a block's elements are not at the same place whatever the sizes are."""
+    axes = set(axes_of(block))
+    stores = [store.indices for store in collect(block.body, tirx.BufferStore)]
+    for indices in [*stores, *(load.indices for load in loads_of(block))]:
+        if not all(variables_of(index) <= axes for index in indices):
+            raise Misfit("a place that depends on a size")
 
 
 def _sizes(buffer: Any) -> list[int]:
@@ -85,7 +124,7 @@ def _fill(value: Any, load: Any, before: tuple[int, ...], axes: list[Any]) -> fl
 
 
 def _narrow(comparison: Any, axes: list[Any], low: list[int], high: list[int | None]) -> None:
-    """Take account of ``k <= axis`` or ``axis < k``."""
+    """Take account of ``k <= axis``, ``axis < k`` or ``axis <= k``."""
     left, right = comparison.a, comparison.b
     for i, axis in enumerate(axes):
         if (
@@ -101,5 +140,12 @@ def _narrow(comparison: Any, axes: list[Any], low: list[int], high: list[int | N
             and isinstance(right, tirx.IntImm)
         ):
             high[i] = int(right)
+            return
+        if (
+            isinstance(comparison, tirx.LE)
+            and left.same_as(axis)
+            and isinstance(right, tirx.IntImm)
+        ):
+            high[i] = int(right) + 1
             return
     raise Misfit("an unexpected comparison")

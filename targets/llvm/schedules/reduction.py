@@ -17,9 +17,9 @@ from typing import Any
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import (
+    FAR,
     axes_of,
     blocks_of,
-    extents_of,
     has_direct_loops,
     is_reduction,
     is_spatial,
@@ -28,6 +28,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     store_of,
     strides_of,
 )
+from hybridc.targets.llvm.schedules.extents import number
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.loops import (
     Misfit,
@@ -35,10 +36,12 @@ from hybridc.targets.llvm.schedules.loops import (
     extent,
     finish_tile,
     fuse_parallel,
+    known_extent,
     lanes_of,
     loop_strides,
     operations_of,
     tile_vectors,
+    typical_extent,
 )
 from hybridc.targets.llvm.schedules.remainders import peel_remainder
 from hybridc.targets.llvm.schedules.tails import variables_of
@@ -144,7 +147,7 @@ def _try_rows(
 
 
 def _iterations(schedule: Schedule, block: Any) -> int:
-    return math.prod(extent(schedule, loop) for loop in schedule.get_loops(block))
+    return math.prod(typical_extent(schedule, loop) for loop in schedule.get_loops(block))
 
 
 def _name(schedule: Schedule, block: Any) -> str:
@@ -163,7 +166,7 @@ def peel_reductions(schedule: Schedule, cpu: Cpu) -> Schedule:
         axis = _contiguous_reduction(schedule, block)
         if axis is None:
             continue
-        size, lanes = (extents_of(schedule.get(block)) or [])[axis], lanes_of(schedule, block, cpu)
+        size, lanes = _size_of(schedule, block, axis), lanes_of(schedule, block, cpu)
         if _partial_results(size, lanes) == 1 and size > lanes:
             function = peel_remainder(schedule, block, axis, lanes)
             if function is not None:
@@ -174,8 +177,8 @@ def peel_reductions(schedule: Schedule, cpu: Cpu) -> Schedule:
 def _contiguous_reduction(schedule: Schedule, block: Any) -> int | None:
     """The innermost reduction axis of a block, if that is the contiguous axis of what it reads."""
     node = schedule.get(block)
-    extents, store = extents_of(node), store_of(node)
-    if not is_reduction(node) or extents is None or store is None:
+    store = store_of(node)
+    if not is_reduction(node) or store is None:
         return None
     if not has_direct_loops(schedule, block):
         return None
@@ -183,14 +186,19 @@ def _contiguous_reduction(schedule: Schedule, block: Any) -> int | None:
     if any(_is_contiguous(schedule, block, loop, MAX_STRIDE) for loop in spatial):
         return None
     axes = axes_of(node)
-    reduced = [axis for axis in reduction_axes(schedule, block) if extents[axis] > 1]
-    if not reduced:
+    sizes = [number(axis.dom.extent) for axis in node.iter_vars]
+    reduced = [axis for axis in reduction_axes(schedule, block) if sizes[axis] != 1]
+    if not reduced or not isinstance(sizes[reduced[-1]], int):
         return None
     axis = reduced[-1]
     loads = [load for load in loads_of(node) if not load.source.same_as(store.buffer)]
-    strides = [strides_of(load.source, load.indices, axes) for load in loads]
+    strides = [strides_of(load.source, load.indices, axes, True) for load in loads]
     steps = [stride and stride[axis] for stride in strides]
     return axis if 1 in steps and all(step in (0, 1) for step in steps) else None
+
+
+def _size_of(schedule: Schedule, block: Any, axis: int) -> int:
+    return int(schedule.get(block).iter_vars[axis].dom.extent)
 
 
 def split_contiguous(schedule: Schedule, block: Any, cpu: Cpu) -> list[Any]:
@@ -205,7 +213,7 @@ def split_contiguous(schedule: Schedule, block: Any, cpu: Cpu) -> list[Any]:
     if axis is None:
         return []
     lanes = lanes_of(schedule, block, cpu)
-    size = (extents_of(schedule.get(block)) or [])[axis]
+    size = _size_of(schedule, block, axis)
     factor = _partial_results(size, lanes)
     if factor < 2:
         return []
@@ -279,7 +287,7 @@ def _spatial_loops(schedule: Schedule, block: Any) -> list[Any]:
 
 def _is_contiguous(schedule: Schedule, block: Any, loop: Any, max_step: int = 1) -> bool:
     """Whether the block stores along ``loop`` contiguously and loads in steps of few elements."""
-    if extent(schedule, loop) < 2:
+    if typical_extent(schedule, loop) < 2:
         return False
     strides = loop_strides(schedule, block, [loop])
     steps = [stride[0] for stride in strides if stride]
@@ -325,7 +333,7 @@ def _accumulate_tile(
     inside = [
         loop
         for axis, loop in sorted(by_axis.items())
-        if axis not in reduced and extent(schedule, loop) > 1
+        if axis not in reduced and known_extent(schedule, loop) != 1
     ]
     if len(inside) > 1 or (inside and tile is None):
         raise Misfit("the tile has an unexpected shape")
@@ -334,7 +342,8 @@ def _accumulate_tile(
             inside = list(schedule.split(inside[0], [None, extent(schedule, tile.inside[-1])]))
         finish_tile(schedule, inside)
     schedule.reorder(*reduction, *inside)
-    if math.prod(extent(schedule, loop) for loop in reduction) <= MAX_WINDOW:
+    sizes = [known_extent(schedule, loop) or FAR for loop in reduction]
+    if math.prod(sizes) <= MAX_WINDOW:
         for loop in reduction:
             schedule.unroll(loop)
     return Initialization(block, reduction[0], len(inside)) if reduction else None

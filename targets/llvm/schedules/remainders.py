@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from hybridc.targets.llvm.schedules.blocks import extents_of, starts_from, store_of
+from hybridc.targets.llvm.schedules.blocks import starts_from, store_of
 from hybridc.targets.llvm.schedules.splice import replace_nest
 from hybridc.targets.llvm.schedules.tails import substitute
 from tvm import tirx
@@ -37,8 +37,8 @@ def peel_remainder(
         The new function, or ``None`` if the block does not combine with one plain operation.
     """
     node = schedule.get(block)
-    extents, store = extents_of(node), store_of(node)
-    if extents is None or store is None or not isinstance(store.value, COMBINING):
+    store = store_of(node)
+    if store is None or not isinstance(store.value, COMBINING):
         return None
     neutral = NEUTRAL.get(type(store.value))
     if neutral is not None and not starts_from(node, neutral):
@@ -46,8 +46,9 @@ def peel_remainder(
     so_far = store.value.a
     if not isinstance(so_far, tvm.ir.TensorLoad) or not so_far.source.same_as(store.buffer):
         return None
-    whole = extents[axis] // multiple * multiple
-    sizes = {"main": (0, whole), "rest": (whole, extents[axis] - whole)}
+    size = int(node.iter_vars[axis].dom.extent)
+    whole = size // multiple * multiple
+    sizes = {"main": (0, whole), "rest": (whole, size - whole)}
     buffers, nests = [], []
     for suffix, (start, size) in sizes.items():
         buffer = tirx.decl_buffer(

@@ -13,14 +13,17 @@ def int64(value: int) -> tirx.IntImm:
     return tirx.IntImm("int64", value)
 
 
+def index(value: Any) -> Any:
+    """An index, or a number of them, that may be an expression."""
+    return int64(value) if isinstance(value, int) else value
+
+
 def serial_loop(extent: Any, body: Callable[[Any], Any], name: str, start: Any = 0) -> Any:
     """A serial loop; its variable is a constant if there is one iteration."""
     if isinstance(extent, int) and extent == 1 and isinstance(start, int):
         return body(int64(start))
     variable = tirx.Var(name, "int64")
-    first = int64(start) if isinstance(start, int) else start
-    count = int64(extent) if isinstance(extent, int) else extent
-    return tirx.For(variable, first, count, tirx.ForKind.SERIAL, body(variable))
+    return tirx.For(variable, index(start), index(extent), tirx.ForKind.SERIAL, body(variable))
 
 
 def prefetch(load: Any) -> Any:

@@ -13,7 +13,7 @@ scheduling, because a schedule accepts only affine bindings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
@@ -30,8 +30,11 @@ def mark_tile(schedule: Schedule, *loops: Any) -> None:
         schedule.annotate(loop, MARK, 1)
 
 
-def move_tails(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def move_tails(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Any]]:
     """Replace the predicates that cut marked tiles by start positions that need none.
+
+    Returns:
+        The function, and what must be true of unknown sizes for it to be right.
 
     Raises:
         ValueError: A predicate on a marked tile has an unexpected form; nothing can be said
@@ -40,22 +43,28 @@ def move_tails(function: tirx.PrimFunc) -> tirx.PrimFunc:
     tiles = _Tiles(set(), tvm.sym.Analyzer())
     tvm_ffi.structural_walk(function.body, (tirx.For, tiles.add))
     if not tiles.inside:
-        return function
+        return function, []
     body = tvm_ffi.structural_map(
         function.body,
         [(SBlockRealize, lambda realize: _move(realize, tiles)), (tirx.For, _without_mark)],
     )
-    return function.with_body(body)
+    return function.with_body(body), tiles.needed
 
 
 @dataclass
 class _Tiles:
-    """The marked loops' variables, and an analyzer that knows the ranges of all loops."""
+    """The loops' variables, those of marked loops, and an analyzer that knows their ranges.
+
+    What the moved tiles need is collected: that an axis of unknown size has room for one.
+    """
 
     inside: set[tirx.Var]
     analyzer: Any
+    loops: set[tirx.Var] = field(default_factory=set)
+    needed: list[Any] = field(default_factory=list)
 
     def add(self, loop: tirx.For) -> None:
+        self.loops.add(loop.loop_var)
         self.analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
         if MARK in loop.annotations:
             self.inside.add(loop.loop_var)
@@ -94,10 +103,12 @@ def _move(realize: SBlockRealize, tiles: _Tiles) -> SBlockRealize:
 
 def _move_axis(realize: SBlockRealize, values: list[Any], condition: Any, tiles: _Tiles) -> None:
     """Rewrite in ``values`` the binding that ``condition`` bounds."""
-    if not isinstance(condition, tirx.LT) or not isinstance(condition.b, tirx.IntImm):
+    if not isinstance(condition, tirx.LT):
         raise ValueError(f"unexpected predicate on a tile: {condition}")
     analyzer = tiles.analyzer
-    position, bound = analyzer.simplify(condition.a), int(condition.b)
+    position, bound = analyzer.simplify(condition.a), condition.b
+    if variables_of(bound) & tiles.loops:
+        raise ValueError(f"predicate {condition} has a bound that moves")
     axes = [
         axis
         for axis, value in enumerate(values)
@@ -114,9 +125,12 @@ def _move_axis(realize: SBlockRealize, values: list[Any], condition: Any, tiles:
     if not variables_of(offset) <= tiles.inside:
         raise ValueError(f"predicate {condition} mixes the inside of a tile with its position")
     span = int(analyzer.const_int_bound(offset).max_value) + 1
-    if span > bound:
-        raise ValueError(f"tile of {span} is larger than its axis of {bound}")
-    last = tirx.IntImm(position.ty.dtype, bound - span)
+    if isinstance(bound, tirx.IntImm):
+        if span > int(bound):
+            raise ValueError(f"tile of {span} is larger than its axis of {bound}")
+    else:
+        tiles.needed.append(bound >= span)
+    last = analyzer.simplify(bound - span)
     values[axes[0]] = analyzer.simplify(rest + tirx.min(start, last) + offset)
 
 
