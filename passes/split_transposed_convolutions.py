@@ -153,8 +153,9 @@ def _weights(found: _Transposed) -> list[Array]:
     """Weights of the convolution of each phase: (channels out, channels in, *taps)."""
     whole = found.weight.swapaxes(0, 1)
     axes = tuple(range(2, whole.ndim))
+    every = (slice(None), slice(None))
     return [
-        np.flip(whole[(..., *map(slice, phase, found.kernel, found.strides))], axes)
+        np.flip(whole[every + tuple(map(slice, phase, found.kernel, found.strides))], axes)
         for phase in itertools.product(*map(range, found.strides))
     ]
 
@@ -162,7 +163,8 @@ def _weights(found: _Transposed) -> list[Array]:
 def _convolution(
     editor: Editor, node: ir.Node, weight: Array, phases: int, pads: Sequence[int]
 ) -> ir.Value:
-    inputs = [node.inputs[0], editor.constant(weight, f"{node.name}__weight")]
+    inputs: list[ir.Value | None] = [node.inputs[0]]
+    inputs.append(editor.constant(weight, f"{node.name}__weight"))
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         bias = node.inputs[2].const_value.numpy()  # type: ignore[union-attr]
         inputs.append(editor.constant(np.tile(bias, phases), f"{node.name}__bias"))
