@@ -173,7 +173,7 @@ def _convolution(
 
 def _follower(value: ir.Value) -> ir.Node | None:
     """The one node that reads a value, if it is element-wise and of one input."""
-    uses = value.uses()
+    uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output():
         return None
     node = uses[0].node
