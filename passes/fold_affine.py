@@ -177,7 +177,7 @@ def _per_channel(operand: ir.Value | None, source: ir.Value, channels: int) -> A
 def _scale_weights(graph: ir.Graph, node: ir.Node, affine: Affine) -> None:
     weight = contents(node.inputs[1])
     assert weight is not None
-    scaled = _scaled(node, weight.astype(np.float64), affine.scale).astype(weight.dtype)
+    scaled = _scaled(node, weight, affine.scale)
     old = contents(node.inputs[2]) if len(node.inputs) > 2 else None
     bias = np.zeros(len(affine.scale)) if old is None else old.astype(np.float64)
     shifted = (bias * affine.scale + affine.shift).astype(weight.dtype)
@@ -188,15 +188,22 @@ def _scale_weights(graph: ir.Graph, node: ir.Node, affine: Affine) -> None:
 
 
 def _scaled(node: ir.Node, weight: Array, scale: Array) -> Array:
-    """Weights with each output channel multiplied by its scale."""
+    """Weights with each output channel multiplied by its scale, of the weights' type."""
     if node.op_type == "Gemm":
-        return weight * (scale[:, None] if node.attributes.get_int("transB", 0) else scale)
+        return _product(weight, scale[:, None] if node.attributes.get_int("transB", 0) else scale)
     if node.op_type != "ConvTranspose":
-        return weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
+        return _product(weight, scale.reshape(-1, *(1,) * (weight.ndim - 1)))
     groups = node.attributes.get_int("group", 1)
     split = weight.reshape(groups, -1, *weight.shape[1:])
     factor = scale.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))
-    result: Array = (split * factor).reshape(weight.shape)
+    result: Array = _product(split, factor).reshape(weight.shape)
+    return result
+
+
+def _product(weight: Array, factor: Array) -> Array:
+    """A product in float64, rounded to the weights' type; numpy converts it piece by piece."""
+    result = np.empty_like(weight)
+    np.multiply(weight, factor, out=result, dtype=np.float64, casting="same_kind")
     return result
 
 

@@ -29,9 +29,10 @@ class InferShapes(ir.passes.InPlacePass):
             onnx.shape_inference.InferenceError: The model contradicts itself.
         """
         modified = _state_defaults(model)
-        modified |= _infer(model, data_prop=False)
+        proto = _stated(model)
+        modified |= _infer(model, proto, data_prop=False)
         if not has_long_vector(model):
-            modified |= _infer(model, data_prop=True)
+            modified |= _infer(model, proto, data_prop=True)
         return ir.passes.PassResult(model, modified)
 
     def ensures(self, model: ir.Model) -> None:
@@ -51,11 +52,16 @@ def _state_defaults(model: ir.Model) -> bool:
     return modified
 
 
-def _infer(model: ir.Model, data_prop: bool) -> bool:
+def _stated(model: ir.Model) -> onnx.ModelProto:
+    """The model for inference, without its large initializers."""
     proto = ir.to_proto(_without_weights(model))
     for value in proto.graph.output:  # what the model says of them may contradict what is found
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
+    return proto
+
+
+def _infer(model: ir.Model, proto: onnx.ModelProto, data_prop: bool) -> bool:
     inferred = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=data_prop))
     modified = False
     for graph, known in zip(model.graphs(), inferred.graphs(), strict=True):

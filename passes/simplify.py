@@ -1,6 +1,10 @@
 """Simplify the model with onnxsim: constant folding and ONNX's own graph optimizations.
 
 The result is checked before it is taken: it must be valid and have the same inputs and outputs.
+
+Large weights do not go along: onnxsim copies the model a dozen times, and looks into few of them.
+It gets an input in the place of each that no constant node reads. What it would fold into such
+weights, scales and shifts, a pass of our own folds later.
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ SECONDS = 600
 """Longest run of onnxsim in a child process."""
 
 
+WEIGHT_BYTES = 1 << 14
+"""Smallest initializer that is a large weight. Sizes, axes and biases are smaller."""
+
+
 class Simplify(ir.passes.FunctionalPass):
     """onnxsim over models of up to :data:`MAX_BYTES`; larger ones pass unchanged.
 
@@ -54,7 +62,9 @@ class Simplify(ir.passes.FunctionalPass):
         unfit |= any(map(is_stored_small, model.graph))  # onnxsim would make floats of them
         if total > MAX_BYTES or unfit or has_long_vector(model):
             return ir.passes.PassResult(model.clone(), modified=False)
-        proto = ir.to_proto(model)
+        copy = model.clone()
+        weights = _take_weights(copy.graph)
+        proto = ir.to_proto(copy)
         with _quiet():
             if self._isolate:
                 data = in_child(lambda: _simplify(proto).SerializeToString(), SECONDS)
@@ -65,7 +75,37 @@ class Simplify(ir.passes.FunctionalPass):
         _check_interface(proto.graph, simplified.graph)
         result = ir.from_proto(simplified)
         _check_shapes(model, result)
+        _put_weights(result.graph, weights)
         return ir.passes.PassResult(result, modified=True)
+
+
+def _take_weights(graph: ir.Graph) -> list[ir.TensorProtocol]:
+    """Make inputs, the last ones, of the weights that onnxsim need not see; returns those."""
+    constant = constant_nodes(graph)
+    weights: list[ir.TensorProtocol] = []
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        readers = [node for node, _ in value.uses()]
+        if tensor is None or tensor.nbytes < WEIGHT_BYTES or value.is_graph_input():
+            continue
+        if value.is_graph_output() or any(n.graph is not graph or n in constant for n in readers):
+            continue
+        value.shape, value.dtype = ir.Shape(tensor.shape.numpy()), tensor.dtype
+        del graph.initializers[name]
+        value.const_value = None
+        graph.inputs.append(value)
+        weights.append(tensor)
+    return weights
+
+
+def _put_weights(graph: ir.Graph, weights: list[ir.TensorProtocol]) -> None:
+    """Make initializers of the last inputs again."""
+    first = len(graph.inputs) - len(weights)
+    for value, tensor in zip(graph.inputs[first:], weights, strict=True):
+        graph.inputs.remove(value)
+        if value.uses():
+            value.const_value = tensor
+            graph.register_initializer(value)
 
 
 def _simplify(proto: onnx.ModelProto) -> onnx.ModelProto:

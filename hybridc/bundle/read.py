@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hybridc.bundle.manifest import MANIFEST, FileSpec, Manifest, from_json
 from hybridc.bundle.storage import Storage, open_storage
@@ -16,10 +16,17 @@ from hybridc.errors import BundleError
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: its manifest, and its files checked as they are read."""
+    """An opened bundle: its manifest, and its files checked as they are read.
+
+    Attributes:
+        manifest: Its description.
+        storage: Its files.
+        checked: Mapped bytes of the files that were found right, each of which is hashed once.
+    """
 
     manifest: Manifest
     storage: Storage
+    checked: dict[str, memoryview] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -32,9 +39,11 @@ class Bundle:
         Raises:
             BundleError: The file is missing, not listed, or was changed.
         """
-        data = self.storage.map(name)
-        _check(self._listed(name), data, self.storage.where)
-        return data
+        if name not in self.checked:
+            data = self.storage.map(name)
+            _check(self._listed(name), data, self.storage.where)
+            self.checked[name] = data
+        return self.checked[name]
 
     def read_code(self, name: str) -> bytes:
         """A library's bytes as a private copy: what was checked cannot change before it is loaded.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +119,9 @@ def command(
       hybridc compile detector.onnx -o detector/ --shape x=1x3x640x640
       hybridc compile model.onnx -o model.hyb --target llvm:0 --target llvm:1 --pin 'head*=llvm:1'
     """
-    from hybridc.compiler import Options
-    from hybridc.frontend.pipe import joined_models
+    with _collecting_later():
+        from hybridc.compiler import Options
+        from hybridc.frontend.pipe import joined_models
 
     plan = read_plan(plan_file) if plan_file is not None else None
     asked = compile_options(Asked(values, plan))
@@ -142,6 +146,20 @@ def command(
 
             report = compile_hybrid(model, output, options, server, progress())
     show(format_, _as_json(report), lambda: _as_lines(report))
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Garbage is not looked for while modules are imported, nor ever in what they leave behind.
+
+    The compiler's modules are a million objects that stay, and collections walk all objects.
+    """
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Cpu:
     @property
     def untuned(self) -> Cpu:
         """The same without choices that were measured."""
-        return dataclasses.replace(self, tuning=UNTUNED)
+        return self if self.tuning == UNTUNED else dataclasses.replace(self, tuning=UNTUNED)
 
     @property
     def triple(self) -> str:
@@ -122,7 +122,7 @@ class Cpu:
         names = KERNEL_FLAGS[self.architecture]
         return tuple(sorted(names[name] for name in self.llvm_features if name in names))
 
-    @property
+    @cached_property
     def vector_bytes(self) -> int:
         """Width of a vector register."""
         if self.architecture == "aarch64":

@@ -9,6 +9,7 @@ since a kernel's error messages quote them.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -119,11 +120,21 @@ def _number_parameters(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _may_be_view(function: tirx.PrimFunc) -> bool:
-    """Whether a function has one input and one output of the same type."""
+    """Whether a function has one input and one output of the same type and size."""
     if len(function.params) != 2 or not all(map(is_buffer_var, function.params)):
         return False
     source, result = function.params
-    return str(source.dtype) == str(result.dtype)
+    if str(source.dtype) != str(result.dtype):
+        return False
+    sizes = [_elements(buffer) for buffer in function.params]
+    return None in sizes or sizes[0] == sizes[1]
+
+
+def _elements(buffer: Any) -> int | None:
+    """How many elements a buffer has; ``None`` if that is known only at run time."""
+    if not all(isinstance(dim, tirx.IntImm) for dim in buffer.shape):
+        return None
+    return math.prod(int(dim) for dim in buffer.shape)
 
 
 def _anchor() -> tirx.PrimFunc:

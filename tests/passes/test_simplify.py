@@ -53,6 +53,34 @@ def test_constants_of_narrow_types_keep_their_type(kind):
     assert ir.DataType.UINT8 not in types
 
 
+def test_large_weights_stay_here(monkeypatch):
+    """onnxsim gets the weights that constant nodes read, and none of the other large ones."""
+    nodes = [
+        node("Transpose", "v", "t", perm=[1, 0]),
+        node("MatMul", "x w", "a"),
+        node("MatMul", "a t", "b"),
+        node("Add", "b bias", "y"),
+    ]
+    weights = {"w": random(64, 96), "v": random(80, 96), "bias": random(80)}
+    model = make_model(nodes, {"x": (2, 64)}, {"y": (2, 80)}, weights)
+    seen = []
+    monkeypatch.setattr(onnxsim, "simplify", spying(onnxsim.simplify, seen))
+    after = apply(Simplify(), model)
+    assert {tensor.name for tensor in seen[0].graph.initializer} == {"v", "bias"}
+    assert [value.name for value in after.graph.inputs] == ["x"]
+    assert "Transpose" not in operators(after)
+    np.testing.assert_array_equal(after.graph.initializers["w"].const_value.numpy(), weights["w"])
+    assert_same_results(model, after, {"x": random(2, 64)})
+
+
+def spying(function, seen):
+    def call(proto, **options):
+        seen.append(proto)
+        return function(proto, **options)
+
+    return call
+
+
 def broken(*_arguments, **_options):
     raise RuntimeError("Bad node spec\nsecond line")
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import highspy
 import numpy as np
 
 from hybridc.placement.problem import (
@@ -41,6 +41,9 @@ from hybridc.placement.problem import (
     objective,
     resource,
 )
+
+if TYPE_CHECKING:
+    import highspy
 
 GAP = 1e-7
 """Relative gap at which a placement counts as proven."""
@@ -121,6 +124,8 @@ class IntegerProgram:
             raise Infeasible
         if not problem.groups:
             return Solution((), 0.0, self.name)
+        import highspy  # here, since most compiles have nothing to solve
+
         model = _build(problem)
         highs = _run(model, seconds, start)
         found = _read(model, highs) or start
@@ -292,6 +297,8 @@ def _hardest(steps: Sequence[dict[int, float]]) -> list[dict[int, float]]:
 
 
 def _run(model: _Model, seconds: float, start: Placement | None) -> highspy.Highs:
+    import highspy
+
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)  # more would make the result depend on the machine
@@ -310,6 +317,8 @@ def _run(model: _Model, seconds: float, start: Placement | None) -> highspy.High
 
 
 def _as_highs(program: _Program) -> highspy.HighsLp:
+    import highspy
+
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = len(program.cost), len(program.rows)
     lp.col_cost_ = np.array(program.cost)
@@ -328,6 +337,8 @@ def _as_highs(program: _Program) -> highspy.HighsLp:
 
 def _read(model: _Model, highs: highspy.Highs) -> Placement | None:
     """The placement that was found; ``None`` if there is none."""
+    import highspy
+
     if highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
         return None
     solution = highs.getSolution()

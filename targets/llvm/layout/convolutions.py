@@ -160,9 +160,15 @@ def _sizes(buffer: Any) -> list[int]:
 
 def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: Cpu) -> Geometry:
     """The convolution blocked, with the algorithm and the vectors in a panel that are fastest."""
-    direct = choose_vectors(plain.geometry(lanes, source_lanes, 1), cpu)
+    geometry = plain.geometry(lanes, source_lanes, 1)
     # Winograd's kernels are written for known sizes.
-    return direct if cpu.strict_math or plain.is_open else fastest(direct, cpu)
+    return choose_vectors(geometry, cpu) if plain.is_open else _best(geometry, cpu)
+
+
+@lru_cache(maxsize=4096)
+def _best(geometry: Geometry, cpu: Cpu) -> Geometry:
+    direct = choose_vectors(geometry, cpu)
+    return direct if cpu.strict_math else fastest(direct, cpu)
 
 
 @lru_cache(maxsize=4096)

@@ -33,6 +33,7 @@ class Network:
         """The nodes on the source's side of a minimum cut."""
         rest = {node: dict(edges) for node, edges in self.capacities.items()}
         rest.setdefault(SOURCE, {})
+        _fill_directly(rest)
         while (parents := _shortest_paths(rest)).get(SINK) is not None:
             path = _path(parents)
             flow = min(rest[tail][head] for tail, head in path)
@@ -44,8 +45,22 @@ class Network:
         return set(parents)
 
 
+def _fill_directly(rest: dict[Hashable, dict[Hashable, float]]) -> None:
+    """Send through each node what reaches the sink behind it: a search for each would be slow."""
+    for node, capacity in rest[SOURCE].items():
+        flow = min(capacity, rest[node].get(SINK, 0.0))
+        if 0.0 < flow < FOREVER:
+            rest[SOURCE][node] -= flow
+            rest[node][SINK] -= flow
+            rest[node][SOURCE] += flow
+            rest[SINK][node] += flow
+
+
 def _shortest_paths(rest: dict[Hashable, dict[Hashable, float]]) -> dict[Hashable, Hashable]:
-    """Predecessors in a breadth-first search from the source over what capacity is left."""
+    """Predecessors in a breadth-first search from the source over what capacity is left.
+
+    It ends where it reaches the sink.
+    """
     parents: dict[Hashable, Hashable] = {SOURCE: SOURCE}
     queue: deque[Hashable] = deque([SOURCE])
     while queue:
@@ -53,6 +68,8 @@ def _shortest_paths(rest: dict[Hashable, dict[Hashable, float]]) -> dict[Hashabl
         for head, capacity in rest[node].items():
             if capacity > 0 and head not in parents:
                 parents[head] = node
+                if head == SINK:
+                    return parents
                 queue.append(head)
     return parents
 

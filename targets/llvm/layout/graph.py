@@ -126,6 +126,9 @@ def dims_of(variable: Any) -> tuple[Any, ...]:
 
 def variables_used(expression: Any) -> set[Any]:
     """Relax variables that an expression reads, inner blocks included."""
+    source = getattr(expression, "tuple_value", None)
+    if isinstance(source, tvm.ir.Var):
+        return {source}  # a visit would go through the types of all its fields
     found: set[Any] = set()
 
     def visit(node: Any) -> None:
