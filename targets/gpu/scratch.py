@@ -20,9 +20,8 @@ from typing import Any
 
 import tvm
 from hybridc.targets.llvm.schedules.blocks import changed
-from tvm import relax, tirx
-from tvm.ir import Op
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from hybridc.targets.scratch import give_scratch, with_parameters
+from tvm import tirx
 from tvm.s_tir import SBlockRealize
 
 
@@ -33,9 +32,7 @@ def lift_scratch(module: tvm.IRModule) -> tvm.IRModule:
         buffers = scratch_of(function)
         if buffers:
             lifted[variable] = (_as_outputs(function, buffers), buffers)
-    if not lifted:
-        return module
-    return _Lifter(module, lifted).lifted_module()
+    return give_scratch(module, lifted)
 
 
 def scratch_of(function: Any) -> list[Any]:
@@ -54,53 +51,5 @@ def _as_outputs(function: tirx.PrimFunc, buffers: Sequence[Any]) -> tirx.PrimFun
     """The function with scratch buffers as parameters behind its tensors."""
     block = function.body.block
     left = [buffer for buffer in block.alloc_buffers if buffer not in buffers]
-    tensors = [parameter for parameter in function.params if isinstance(parameter, tirx.Buffer)]
-    sizes = [parameter for parameter in function.params if not isinstance(parameter, tirx.Buffer)]
-    parameters = [*tensors, *buffers, *sizes]
     body = SBlockRealize([], True, changed(block, alloc_buffers=left))
-    return tirx.PrimFunc(parameters, body, function.ret_type, function.attrs)
-
-
-@mutator
-class _Lifter(PyExprMutator):  # type: ignore[misc]
-    """Rewrites the calls of functions that have got more outputs."""
-
-    def __init__(
-        self, module: tvm.IRModule, lifted: dict[Any, tuple[tirx.PrimFunc, list[Any]]]
-    ) -> None:
-        others = {v: function for v, function in module.functions.items() if v not in lifted}
-        others_module = tvm.IRModule(others, attrs=module.attrs, global_infos=module.global_infos)
-        super().__init__(others_module)
-        self._others = others
-        self._scratch = {variable: buffers for variable, (_, buffers) in lifted.items()}
-        self._new = {
-            variable: self.builder_.add_func(function, variable.name_hint)
-            for variable, (function, _) in lifted.items()
-        }
-
-    def lifted_module(self) -> tvm.IRModule:
-        """The whole module rewritten."""
-        for variable, function in self._others.items():
-            if isinstance(function, relax.Function):
-                self.builder_.update_func(variable, self.visit_expr(function))
-        return self.builder_.get()
-
-    def visit_call_(self, call: Any) -> Any:
-        """A call with the scratch as outputs, and what it gave before taken out of them."""
-        call = super().visit_call_(call)
-        if call.op != Op.get("relax.call_tir") or call.args[0] not in self._scratch:
-            return call
-        (outputs,) = call.ty_args
-        single = not isinstance(outputs, relax.TupleType)
-        fields = [outputs] if single else list(outputs.fields)
-        scratch = [
-            relax.TensorType(relax.ShapeExpr(buffer.shape), str(buffer.dtype))
-            for buffer in self._scratch[call.args[0]]
-        ]
-        arguments = [self._new[call.args[0]], *call.args[1:]]
-        everything = relax.TupleType([*fields, *scratch])
-        whole = self.builder_.emit(
-            relax.Call(call.op, arguments, call.attrs, [everything]), "with_scratch"
-        )
-        kept = [relax.TupleGetItem(whole, index) for index in range(len(fields))]
-        return kept[0] if single else relax.Tuple(kept)
+    return with_parameters(function, buffers, body)

@@ -22,6 +22,7 @@ from hybridc.targets.llvm.object_cache import ObjectCache
 from hybridc.targets.llvm.objects import build_objects
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products
 from hybridc.targets.llvm.sizes import note_ranges
+from hybridc.targets.llvm.scratch import plan_scratch
 from hybridc.targets.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
 from tvm import relax
@@ -55,6 +56,7 @@ def build(
     link = linker_for(cpu)
     with cpu.target:
         fused, weights = make_kernels(module, weights, cpu)
+        fused = plan_scratch(fused, cpu)
         graph = relax_pipeline.finalize(show_views(fused, cpu))
     graph, kernels = detach_kernels(graph, fused)
     objects = build_objects(kernels, cpu, cache)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 tvm = pytest.importorskip("tvm")
 
+from hybridc.targets import relax_pipeline  # noqa: E402
+from hybridc.targets.llvm import scratch  # noqa: E402
 from hybridc.targets.llvm.build import fuse, legalize  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
 from hybridc.targets.llvm.layout import block_layouts  # noqa: E402
@@ -21,8 +23,14 @@ from hybridc.targets.llvm.layout.winograd import (  # noqa: E402
     winograd_convolution,
     winograd_weight_shape,
 )
-from hybridc.targets.llvm.schedules import apply_rule, schedule_function, winograd  # noqa: E402
+from hybridc.targets.llvm.schedules import (  # noqa: E402
+    apply_rule,
+    schedule_function,
+    schedule_module,
+    winograd,
+)
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_vectors  # noqa: E402
+from hybridc.targets.llvm.schedules.blocks import collect  # noqa: E402
 from hybridc.targets.llvm.schedules.winograd import schedule_winograd  # noqa: E402
 from hybridc.targets.llvm.schedules.winograd_tiles import (  # noqa: E402
     MARGIN,
@@ -40,6 +48,8 @@ from hybridc.targets.llvm.schedules.winograd_transforms import (  # noqa: E402
     transform_weight,
     weight_matrix,
 )
+from hybridc.targets.llvm.scratch import plan_scratch  # noqa: E402
+from hybridc.targets.memory import planned_bytes  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
 
 from tests.targets.properties import kernel_examples  # noqa: E402
@@ -253,6 +263,36 @@ def test_strict_math_keeps_direct_convolution(cpu: Cpu) -> None:
         assert ["winograd" in name for name in packed] == [not strict] * 2
         results.append(run(module, weights, x, chosen, True))
     np.testing.assert_allclose(*results, rtol=0, atol=1e-5 * np.abs(results[0]).max())
+
+
+def test_what_tasks_share_is_planned(cpu: Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It becomes an output of its kernel; results are the same to the bit."""
+
+    def shared(found: Geometry, *_: Any) -> Any:
+        return chunking_of(found, cpu, (10, 2), True)
+
+    for place in (winograd, scratch):
+        monkeypatch.setattr(place, "choose_chunking", shared)
+    shape = (1, 64, 28, 28)
+    (x,) = draw([shape])
+    module, weights = network(shape, convolutions)
+    with cpu.target:
+        blocked, packed = block_layouts(legalize(module, cpu), weights, cpu)
+        fused = fuse(blocked, cpu)
+    results, owned, planned = [], [], []
+    for kernels in (fused, plan_scratch(fused, cpu)):
+        scheduled = schedule_module(kernels, cpu)
+        functions = [f for f in scheduled.functions.values() if isinstance(f, tirx.PrimFunc)]
+        buffers = [found.buffer for f in functions for found in collect(f.body, tirx.AllocBuffer)]
+        owned.append(sum(buffer.name == "inputs" for buffer in buffers))
+        with cpu.target:
+            planned.append(planned_bytes(relax_pipeline.finalize(kernels)))
+        machine = relax.VirtualMachine(relax.build(scheduled, cpu.target), tvm.cpu())
+        arguments = tuple(tvm.runtime.tensor(array) for array in packed.values())
+        results.append(machine["main"](tvm.runtime.tensor(x), arguments)[0].numpy())
+    assert owned == [2, 0]
+    assert planned[0] < planned[1]
+    assert np.array_equal(*results)
 
 
 def test_activations_are_part_of_the_kernel(cpu: Cpu) -> None:

@@ -31,6 +31,7 @@ from hybridc.targets.llvm.schedules.statements import int64, sequence, serial_lo
 from hybridc.targets.llvm.schedules.winograd_tiles import (
     Chunking,
     choose_chunking,
+    inputs_shape,
     product_geometry,
     tiles_of,
 )
@@ -46,6 +47,9 @@ from tvm.s_tir import Schedule
 WINOGRAD = "hybridc.winograd"
 """Annotation of a block that ends Winograd's convolution: the fields of its Geometry."""
 
+SCRATCH = "hybridc.scratch"
+"""Attribute of a function whose last tensor is for the inputs that tasks share."""
+
 INPUTS, PRODUCTS = "winograd_inputs", "winograd_products"
 """Names of the blocks that such a block reads, whose loops are written with it."""
 
@@ -59,13 +63,21 @@ def schedule_winograd(schedule: Schedule, cpu: Cpu) -> Schedule:
     anchor, sizes = annotated_anchor(schedule, WINOGRAD)
     geometry = Geometry(*sizes)
     data, weight = _operands(schedule)
+    scratch = _scratch(schedule.mod["main"])
 
     def nest(final: Any | None) -> Any:
         store: Any = store_of(anchor)
         chunking, finish = choose_chunking(geometry, cpu), finish_of(store, final)
-        return _Writer(geometry, chunking, data, weight, finish).nest()
+        return _Writer(geometry, chunking, data, weight, finish, scratch).nest()
 
     return schedule_around(schedule, cpu, anchor, nest, (INPUTS, PRODUCTS))
+
+
+def _scratch(function: tirx.PrimFunc) -> Any | None:
+    """The function's parameter for the inputs that tasks share, if it has one."""
+    if function.attrs is None or SCRATCH not in function.attrs:
+        return None
+    return next(p for p in reversed(function.params) if isinstance(p, tirx.Buffer))
 
 
 def _operands(schedule: Schedule) -> tuple[Any, Any]:
@@ -107,6 +119,7 @@ class _Writer:
     data: Any
     weight: Any
     finish: Finish
+    scratch: Any | None
 
     @property
     def dtype(self) -> str:
@@ -126,13 +139,14 @@ class _Writer:
     def nest(self) -> Any:
         """The loop over tasks, and one that transforms the inputs for all of them before it."""
         g, c = self.geometry, self.chunking
-        chunks = c.chunks if c.is_shared else 1
-        blocks = -(-g.channels // g.lanes)
-        inputs = self._buffer((chunks, blocks, self.edge**2, c.tiles, g.lanes), "inputs")
+        inputs = self._buffer(inputs_shape(g, c), "inputs")
         if not c.is_shared:
             return self._loop(
                 c.chunks * c.groups, lambda task: self._task(task, inputs, int64(0)), "task"
             )
+
+        is_own = self.scratch is None
+        inputs = inputs if is_own else self.scratch
 
         def transform(index: Any) -> Any:
             tile = tirx.floormod(index, int64(c.tiles))
@@ -143,7 +157,7 @@ class _Writer:
 
         return sequence(
             [
-                tirx.AllocBuffer(inputs),
+                *[tirx.AllocBuffer(inputs)] * is_own,
                 self._loop(c.chunks * c.tiles, transform, "tile"),
                 self._loop(c.chunks * c.groups, task, "task"),
             ]

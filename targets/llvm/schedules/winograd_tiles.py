@@ -211,6 +211,13 @@ def input_bytes(geometry: Geometry, cpu: Cpu, tiles: int) -> int:
     return (geometry.winograd + TAPS - 1) ** 2 * blocks * tiles * cpu.vector_bytes
 
 
+def inputs_shape(geometry: Geometry, chunking: Chunking) -> tuple[int, ...]:
+    """Shape of the transformed inputs ``(slot, block, position, tile, lane)`` that are kept."""
+    g, c = geometry, chunking
+    blocks, edge = -(-g.channels // g.lanes), g.winograd + TAPS - 1
+    return (c.chunks if c.is_shared else 1, blocks, edge**2, c.tiles, g.lanes)
+
+
 @lru_cache(maxsize=1024)
 def _tiling(geometry: Geometry, cpu: Cpu, tiles: int) -> Tiling:
     return choose_tiling(product_geometry(geometry, tiles), cpu.untuned, False)

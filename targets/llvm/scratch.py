@@ -1,0 +1,45 @@
+"""Memory that the tasks of a Winograd convolution share is planned with the graph's tensors.
+
+The schedule alone knows what a kernel keeps for its own, and kernels are scheduled after memory was
+planned, or not at all if they were built before. What is large is the transformed input, and its
+size follows from the geometry: so a kernel gets it as a parameter before it is scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
+from hybridc.targets.llvm.schedules.blocks import collect
+from hybridc.targets.llvm.schedules.winograd import SCRATCH, WINOGRAD
+from hybridc.targets.llvm.schedules.winograd_tiles import choose_chunking, inputs_shape
+from hybridc.targets.scratch import give_scratch, with_parameters
+from tvm import tirx
+from tvm.s_tir import SBlock
+
+
+def plan_scratch(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
+    """The fused module with the inputs that tasks share as outputs of their kernels."""
+    lifted: dict[Any, tuple[tirx.PrimFunc, list[Any]]] = {}
+    for variable, function in module.functions.items():
+        buffers = list(_shared_inputs(function, cpu))
+        if buffers:
+            taking = with_parameters(function, buffers, function.body)
+            lifted[variable] = taking.with_attr(SCRATCH, len(buffers)), buffers
+    return give_scratch(module, lifted)
+
+
+def _shared_inputs(function: Any, cpu: Cpu) -> Iterator[Any]:
+    """The transformed inputs of the function's Winograd convolution, if all tasks share them."""
+    if not isinstance(function, tirx.PrimFunc):
+        return
+    blocks = collect(function.body, SBlock)
+    for sizes in (block.annotations[WINOGRAD] for block in blocks if WINOGRAD in block.annotations):
+        geometry = Geometry(*map(int, sizes))
+        chunking = choose_chunking(geometry, cpu)
+        if chunking.is_shared:
+            shape = [tirx.IntImm("int64", size) for size in inputs_shape(geometry, chunking)]
+            yield tirx.decl_buffer(shape, str(function.params[0].dtype), "inputs")
