@@ -21,8 +21,8 @@ from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.object_cache import ObjectCache
 from hybridc.targets.llvm.objects import build_objects
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products
-from hybridc.targets.llvm.sizes import note_ranges
 from hybridc.targets.llvm.scratch import plan_scratch
+from hybridc.targets.llvm.sizes import note_ranges
 from hybridc.targets.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
 from tvm import relax
