@@ -312,48 +312,61 @@ def _build_remote(
         placed: The placement that it is of.
         own: The parts that run here by that plan.
     """
-    server = building.server
-    base = f"{server.name}-{plan}"
-    taken = {spec.remote.model for spec in building.remote.values() if spec.remote}
-    name = base if base not in taken else f"{base}-{1 + sum(n.startswith(base) for n in taken)}"
+    name = _free_model_name(building, plan)
     pool = WeightPool()
     named = dataclasses.replace(part, name="part0")
     item = _built(named, lowered, pool, building.options)
+    built = building.make((item,), pool, dataclasses.replace(placed, refusals={}), plan=False)
+    manifest = _remote_manifest(building, built, part)
+    if building.server.updates:
+        manifest = dataclasses.replace(manifest, interface=interface_of(own, manifest))
+    check_batch(manifest, building.server.batch)
+    return PartSpec(
+        name,
+        part.device.name,
+        library="",
+        inputs=tuple(spec.name for spec in manifest.inputs),
+        outputs=tuple(spec.name for spec in manifest.outputs),
+        weights=(),
+        nodes=tuple(str(node.name) for node in part.nodes),
+        remote=_write_model(building, name, built, manifest),
+    )
+
+
+def _free_model_name(building: _Build, plan: str) -> str:
+    """A name for a model of a plan that no other on the server has."""
+    base = f"{building.server.name}-{plan}"
+    taken = {spec.remote.model for spec in building.remote.values() if spec.remote}
+    return base if base not in taken else f"{base}-{1 + sum(n.startswith(base) for n in taken)}"
+
+
+def _remote_manifest(building: _Build, built: Built, part: Part) -> Manifest:
+    """The description of a server's bundle: that of its part alone."""
     inputs = tuple(spec_of(value, {}) for value in part.inputs)
     outputs = tuple(spec_of(value, {}) for value in part.outputs)
     check_tensors((*inputs, *outputs))
-    encoding = server.encoding
-    encodings = encodings_of((*inputs, *outputs), encoding) if encoding is not None else ()
-    built = building.make((item,), pool, dataclasses.replace(placed, refusals={}), plan=False)
-    manifest = dataclasses.replace(
+    encoding = building.server.encoding
+    return dataclasses.replace(
         describe(built),
         inputs=inputs,
         outputs=outputs,
         dimensions=_dimensions(inputs, building.prepared),
         transfers=(),
-        encodings=encodings,
+        encodings=encodings_of((*inputs, *outputs), encoding) if encoding is not None else (),
     )
-    if server.updates:
-        manifest = dataclasses.replace(manifest, interface=interface_of(own, manifest))
-    check_batch(manifest, server.batch)
+
+
+def _write_model(building: _Build, name: str, built: Built, manifest: Manifest) -> RemoteSpec:
+    """Write a model's version into the repository; returns how it is asked for."""
+    server = building.server
     folder = building.folder / name / str(server.version)
     destination = write_version(folder)
     with staging_folder(destination) as staging:
         write_bundle(staging, built, manifest, [])
         publish(staging, destination)
-    build = build_of(open_served(folder))
     version = "" if server.updates else str(server.version)
-    remote = RemoteSpec(name, version, build, inputs, outputs, encodings)
-    return PartSpec(
-        name,
-        part.device.name,
-        library="",
-        inputs=tuple(spec.name for spec in inputs),
-        outputs=tuple(spec.name for spec in outputs),
-        weights=(),
-        nodes=tuple(str(node.name) for node in part.nodes),
-        remote=remote,
-    )
+    build = build_of(open_served(folder))
+    return RemoteSpec(name, version, build, manifest.inputs, manifest.outputs, manifest.encodings)
 
 
 def _dimensions(inputs: Sequence[TensorSpec], prepared: Prepared) -> Mapping[str, tuple[int, int]]:
