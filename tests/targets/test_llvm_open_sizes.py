@@ -207,6 +207,19 @@ def test_a_name_that_two_sizes_have_says_nothing() -> None:
     assert all(ranges_of(kernel)["n"][0] == 0 for kernel in kernels)
 
 
+def test_a_tensor_may_have_the_name_of_a_size() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("n", relax.TensorType([tirx.Var("n", "int64"), 8], "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(op.exp(x)))
+    module = builder.finalize()
+    main = with_ranges(module["main"], {"n": (16, 32)})
+    module.update_func(module.get_global_var("main"), main)
+    legal = note_ranges(legalize(module, parse_cpu("")))
+    (kernel,) = (f for f in legal.functions.values() if isinstance(f, tirx.PrimFunc))
+    assert ranges_of(kernel)["n"] == (16, 32)
+
+
 def test_typical_sizes() -> None:
     assert typical(1, 1) == 1
     assert typical(1, 64) == 8
