@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tvm
-from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
-from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
+from hybridc.targets.cuda.weights import reorder_weights
+from hybridc.targets.llvm.layout.graph import sizes_of
 from tvm import relax
 
 from hybridc.bundle.tensors import Array
@@ -36,27 +35,13 @@ def channels_innermost(
         weights: Their arrays by name, in order.
         types: Types of filters that are rewritten.
     """
-    names = weight_names(module, weights)
-    chosen = {
-        binding.var: names[binding.value.args[1]]
-        for binding in bindings_of(module["main"])
-        if _is_chosen(getattr(binding, "value", None), names, types)
-    }
-    if not chosen:
-        return module, weights
-    packed = weights_left(module, weights, names, chosen)
-    for name in chosen.values():
-        packed[_packed_name(name)] = np.ascontiguousarray(weights[name].transpose(0, 2, 3, 1))
-    items = {variable: _packed_name(name) for variable, name in chosen.items()}
-
-    def compute(binding: Any, filters: Any) -> Any:
-        return _convolution(binding.value, filters)
-
-    return MainWriter(module, packed).rewritten(names, items, compute), packed
-
-
-def _packed_name(name: str) -> str:
-    return f"{name}.{INNERMOST}"
+    return reorder_weights(
+        module,
+        weights,
+        lambda value, names: _is_chosen(value, names, types),
+        lambda name, array: (f"{name}.{INNERMOST}", array.transpose(0, 2, 3, 1)),
+        lambda _writer, binding, filters: _convolution(binding.value, filters),
+    )
 
 
 def _is_chosen(value: Any, names: Mapping[Any, str], types: frozenset[str]) -> bool:

@@ -12,11 +12,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tvm
+from hybridc.targets.cuda.weights import reorder_weights
 from hybridc.targets.gpu.schedules.product import MIN_EXTENT
-from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
-from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
+from hybridc.targets.llvm.layout.graph import sizes_of
+from hybridc.targets.llvm.layout.main_writer import MainWriter
 from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import te, tirx
 
@@ -36,34 +36,24 @@ def depth_innermost(
         weights: Their arrays by name, in order.
         types: Types of matrices that are transposed.
     """
-    names = weight_names(module, weights)
-    chosen = {
-        binding.var: names[binding.value.args[1]]
-        for binding in bindings_of(module["main"])
-        if _is_chosen(getattr(binding, "value", None), names, types)
-    }
-    if not chosen:
-        return module, weights
-    packed = weights_left(module, weights, names, chosen)
-    for name in chosen.values():
-        packed[_packed_name(name)] = np.ascontiguousarray(weights[name].T)
-    writer = MainWriter(module, packed)
-
-    def compute(binding: Any, matrix: Any) -> Any:
-        data, dtype = binding.value.args[0], str(binding.var.ty.dtype)
-        key = (sizes_of(data), sizes_of(matrix), str(data.ty.dtype), dtype)
-
-        def build(left: te.Tensor, right: te.Tensor) -> te.Tensor:
-            return _product(left, right, dtype)
-
-        return writer.kernel("product", key, build, data, matrix, fuses=True)
-
-    items = {variable: _packed_name(name) for variable, name in chosen.items()}
-    return writer.rewritten(names, items, compute), packed
+    return reorder_weights(
+        module,
+        weights,
+        lambda value, names: _is_chosen(value, names, types),
+        lambda name, array: (f"{name}.transposed", array.T),
+        _compute,
+    )
 
 
-def _packed_name(name: str) -> str:
-    return f"{name}.transposed"
+def _compute(writer: MainWriter, binding: Any, matrix: Any) -> Any:
+    """The kernel in place of a product."""
+    data, dtype = binding.value.args[0], str(binding.var.ty.dtype)
+    key = (sizes_of(data), sizes_of(matrix), str(data.ty.dtype), dtype)
+
+    def build(left: te.Tensor, right: te.Tensor) -> te.Tensor:
+        return _product(left, right, dtype)
+
+    return writer.kernel("product", key, build, data, matrix, fuses=True)
 
 
 def _is_chosen(value: Any, names: Mapping[Any, str], types: frozenset[str]) -> bool:
