@@ -362,6 +362,33 @@ def test_channels_moved_by_a_part_of_a_block_are_refused() -> None:
     assert block_kernel(kernel_of(shifted, (1, 32, 4, 4)), 4).axes == (1, 1)
 
 
+@pytest.mark.parametrize("depth", [16, 24, 12])
+def test_channels_laid_out_as_pixels(depth: int) -> None:
+    """DepthToSpace moves whole blocks of channels where they divide its depth."""
+
+    def spread(x: te.Tensor) -> te.Tensor:
+        def read(n: Any, c: Any, y: Any, w: Any) -> Any:
+            cell = tirx.floormod(y, 2) * 2 + tirx.floormod(w, 2)
+            return x(n, cell * depth + c, tirx.floordiv(y, 2), tirx.floordiv(w, 2))
+
+        return te.compute((2, depth, 6, 10), read, name="spread")
+
+    function = kernel_of(spread, (2, 4 * depth, 3, 5))
+    if depth % 8:
+        with pytest.raises(Misfit):
+            block_kernel(function, 8)
+        return
+    blocked = block_kernel(function, 8)
+    assert blocked.axes == (1, 1)
+    (x,) = draw([(2, 4 * depth, 3, 5)])
+    kernel = tvm.compile(blocked.function, "llvm")
+    result = tvm.runtime.tensor(np.empty((2, depth // 8, 6, 10, 8), "float32"))
+    kernel(tvm.runtime.tensor(block(x, 8)), result)
+    cells = x.reshape(2, 2, 2, depth, 3, 5)
+    expected = cells.transpose(0, 3, 4, 1, 5, 2).reshape(2, depth, 6, 10)
+    np.testing.assert_array_equal(unblock(result.numpy(), depth), expected)
+
+
 def test_a_value_made_from_the_channel_number_is_refused() -> None:
     def numbered(x: te.Tensor) -> te.Tensor:
         return te.compute(x.shape, lambda n, c, y, w: x(n, c, y, w) + c.astype("float32"))

@@ -298,6 +298,17 @@ def test_convolution(
     check(cpu, shapes, build, expected)
 
 
+def test_padding_by_nothing_is_not_copied(cpu: Cpu) -> None:
+    """A pointwise convolution of many filters reads each input often, and still where it is."""
+    shapes, build, _ = convolution((1, 24, 16, 16), 96, (1, 1))
+    functions = fused(shapes, build).functions.values()
+    (function,) = (f for f in functions if isinstance(f, tirx.PrimFunc))
+    assert "pad_temp" in function.script()
+    scheduled = apply_rule(schedule_convolution, function, cpu)
+    assert scheduled is not None
+    assert "pad_temp" not in scheduled.script()
+
+
 @pytest.mark.parametrize("kernel", [(1, 1), (5, 3)])
 def test_convolution_before_a_chain(cpu: Cpu, kernel: tuple[int, int]) -> None:
     """What follows is too long for one block, so that its buffers may share memory in place."""

@@ -1,9 +1,10 @@
 """Rewrite a kernel that treats channels alike so that it works on blocked tensors.
 
 A tensor program qualifies if it reads its inputs' channel k only where it computes channel k (or
-k plus a multiple of the block's size, as concatenations and slices do). Its channel axis is then
-split into blocks and lanes, and the lanes become the last axis of every tensor that has channels:
-pooling, resizing, element-wise kernels, global pooling and concatenations keep their form.
+k plus a multiple of the block's size, as concatenations, slices and DepthToSpace do). Its channel
+axis is then split into blocks and lanes, and the lanes become the last axis of every tensor that
+has channels: pooling, resizing, element-wise kernels, global pooling and concatenations keep their
+form.
 """
 
 from __future__ import annotations
@@ -229,12 +230,15 @@ class _Accesses:
 
     def _outer_index(self, index: Any) -> Any:
         coefficients = tvm.sym.detect_linear_equation(index, [self.channel])
-        if len(coefficients) != 2 or not all(isinstance(c, tirx.IntImm) for c in coefficients):
+        scale = coefficients[0] if len(coefficients) == 2 else None
+        if not isinstance(scale, tirx.IntImm) or int(scale) != 1:
             raise Misfit("a channel that is not read straight")
-        scale, offset = map(int, coefficients)
-        if scale != 1 or offset % self.rewriter.lanes:
+        # The offset may depend on the pixel, as where channels are laid out as pixels.
+        analyzer, offset, lanes = tvm.sym.Analyzer(), coefficients[1], self.rewriter.lanes
+        steps = analyzer.modular_set(offset)
+        if int(steps.coeff) % lanes or int(steps.base) % lanes:
             raise Misfit("channels moved by a part of a block")
-        return self.outer + offset // self.rewriter.lanes if offset else self.outer
+        return self.outer + analyzer.simplify(tirx.floordiv(offset, lanes))
 
     def _comparison(self, comparison: Any) -> Any:
         """``k <= channel`` and the like, with k a multiple of the lanes."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm
 import tvm_ffi
 from hybridc.targets.llvm.schedules.blocks import (
+    axes_of,
     blocks_of,
     cost_of,
     is_reduction,
     is_spatial,
     loads_of,
+    same_variables,
     store_of,
     work_of,
 )
@@ -56,7 +59,16 @@ def _worth_inlining(schedule: Schedule, block: Any) -> bool:
             return False
         reads += _distinct(loads) * work_of(consumer, ranges)
     cheap = cost <= CHEAP_COST and all(map(is_spatial, consumers))
-    return cheap or reads <= work_of(node, ranges)
+    return cheap or _is_copy(node) or reads <= work_of(node, ranges)
+
+
+def _is_copy(node: Any) -> bool:
+    """Whether a block copies a tensor as it is, such as padding by nothing."""
+    store, axes = store_of(node), axes_of(node)
+    load = store.value if store is not None else None
+    return isinstance(load, tvm.ir.TensorLoad) and all(
+        same_variables(access.indices, axes) for access in (store, load)
+    )
 
 
 def _distinct(loads: list[Any]) -> int:
