@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hybridc.targets.tuning import UNTUNED, Tuning
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -15,6 +17,7 @@ class Limits:
         shared_bytes: Most shared memory.
         types: Element types that the device computes with; ``None`` if all of them.
         matrix_types: Types of factors whose products go to tensor cores.
+        tuning: Choices of the schedules that were measured.
     """
 
     threads: int
@@ -22,3 +25,4 @@ class Limits:
     shared_bytes: int
     types: frozenset[str] | None = None
     matrix_types: frozenset[str] = frozenset()
+    tuning: Tuning = UNTUNED

@@ -10,8 +10,9 @@ from typing import Any
 
 import tvm
 from hybridc.targets.gpu.limits import Limits
-from hybridc.targets.gpu.schedules.factors import extract_product
-from hybridc.targets.gpu.schedules.fragment_choice import rank_cuts
+from hybridc.targets.gpu.schedules.choices import in_order, product_problem
+from hybridc.targets.gpu.schedules.factors import Product, extract_product
+from hybridc.targets.gpu.schedules.fragment_choice import Cut, rank_cuts
 from hybridc.targets.gpu.schedules.fragment_copies import can_copy
 from hybridc.targets.gpu.schedules.fragment_kernel import write_kernels
 from hybridc.targets.gpu.schedules.fragment_moves import Side
@@ -19,6 +20,7 @@ from hybridc.targets.gpu.schedules.product import only_product, right_along_dept
 from hybridc.targets.llvm.schedules.blocks import changed, loads_of, store_of
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import sequence
+from hybridc.targets.tuning import Figures, Problem, figures
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule
 
@@ -30,18 +32,40 @@ def schedule_fragments(schedule: Schedule, limits: Limits) -> Schedule:
         Misfit: There is no such product in it, or the device has no tensor cores for its type.
     """
     function = schedule.mod["main"]
-    main = only_product(schedule)
-    _check_types(schedule.get(main), limits)
-    product = extract_product(schedule, main, right_along_depth(schedule, main))
-    sides = (Side(product.left, 32, 32, is_right=False), Side(product.right, 32, 32, is_right=True))
-    cut = rank_cuts(product.shape, sides[0].packed, all(map(can_copy, sides)))[0]
-    kernels, buffers = write_kernels(product, cut)
+    product, problem, cuts = _find(schedule, limits)
+    kernels, buffers = write_kernels(product, in_order(problem, cuts, limits.tuning)[0])
     root = changed(function.body.block, body=sequence(kernels), alloc_buffers=buffers)
     written = function.with_body(SBlockRealize([], True, root))
     return Schedule(tvm.IRModule({"main": written}))
 
 
-def _check_types(node: Any, limits: Limits) -> None:
+def fragment_choices(schedule: Schedule, limits: Limits) -> tuple[Problem, list[Figures]]:
+    """What a function's cut is chosen for, and the choices, best first; changes the schedule.
+
+    Raises:
+        Misfit: There is no product for tensor cores in it.
+    """
+    _, problem, cuts = _find(schedule, limits)
+    return problem, list(cuts)
+
+
+def _find(schedule: Schedule, limits: Limits) -> tuple[Product, Problem, dict[Figures, Cut]]:
+    """A function's product, what a cut is chosen for, and ways to cut it, best first."""
+    main = only_product(schedule)
+    node = schedule.get(main)
+    check_types(node, limits)
+    product = extract_product(schedule, main, right_along_depth(schedule, main))
+    sides = (Side(product.left, 32, 32, is_right=False), Side(product.right, 32, 32, is_right=True))
+    packed, copied = sides[0].packed, all(map(can_copy, sides))
+    problem = product_problem("fragments", node, product.shape, packed=packed, copied=copied)
+    cuts = {
+        figures(rows=cut.rows, columns=cut.columns, slices=cut.slices): cut
+        for cut in rank_cuts(product.shape, packed, copied)
+    }
+    return product, problem, cuts
+
+
+def check_types(node: Any, limits: Limits) -> None:
     """Refuse factors that are of other types, or more than loads and casts to float32."""
     store: Any = store_of(node)
     loads = [load for load in loads_of(node) if not load.source.same_as(store.buffer)]

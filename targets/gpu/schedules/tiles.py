@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.gpu.limits import Limits
+from hybridc.targets.gpu.schedules.choices import in_order, product_problem
 from hybridc.targets.gpu.schedules.product import (
     check_one_to_one,
     index_map,
@@ -41,6 +42,7 @@ from hybridc.targets.gpu.schedules.stages import bind_elements
 from hybridc.targets.gpu.schedules.tile_choice import DEPTH, SIDE, TILES, rank_tiles
 from hybridc.targets.llvm.schedules.blocks import blocks_of, extents_of
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.tuning import Figures, Problem, figures
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
@@ -54,18 +56,55 @@ def schedule_tiles(schedule: Schedule, limits: Limits) -> Schedule:
     Raises:
         Misfit: There is no product in it, another reduction, or too little to share.
     """
-    main = only_product(schedule)
-    _check_limits(limits)
-    transposed = right_along_depth(schedule, main)
-    factors = normalize(schedule, main, transposed)
-    shape = extents_of(schedule.get(main)) or (1, 1, 1, 1)
-    name = schedule.get(main).name_hint
-    for tile, slices in rank_tiles(*shape)[:TRIES]:
+    form, cuts = _find(schedule, limits)
+    for cut in in_order(form.problem, cuts, limits.tuning)[:TRIES]:
         try:
-            return _in_tiles(schedule.copy(), name, factors, transposed, _Cut(tile, slices), limits)
+            return _in_tiles(schedule.copy(), form, cut, limits)
         except (Misfit, RuntimeError, ValueError, TypeError):
             continue
     raise Misfit("no tile fits")
+
+
+def tile_choices(schedule: Schedule, limits: Limits) -> tuple[Problem, list[Figures]]:
+    """What a function's tile is chosen for, and the choices, best first; changes the schedule.
+
+    Raises:
+        Misfit: There is no product in it, another reduction, or too little to share.
+    """
+    form, cuts = _find(schedule, limits)
+    return form.problem, list(cuts)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A product in its form.
+
+    Attributes:
+        name: Name of its block.
+        factors: Names of the blocks of its factors.
+        transposed: Whether the right factor's summands are its inner axis.
+        problem: What a tile is chosen for.
+    """
+
+    name: str
+    factors: tuple[str, str]
+    transposed: bool
+    problem: Problem
+
+
+def _find(schedule: Schedule, limits: Limits) -> tuple[_Form, dict[Figures, _Cut]]:
+    """Bring a function's product into its form, and list ways to cut it, best first."""
+    main = only_product(schedule)
+    _check_limits(limits)
+    node = schedule.get(main)
+    transposed = right_along_depth(schedule, main)
+    factors = normalize(schedule, main, transposed)
+    shape = extents_of(schedule.get(main)) or (1, 1, 1, 1)
+    problem = product_problem("tiles", node, shape, transposed=transposed)
+    cuts = {
+        figures(tile=tile, slices=slices): _Cut(tile, slices) for tile, slices in rank_tiles(*shape)
+    }
+    return _Form(schedule.get(main).name_hint, factors, transposed, problem), cuts
 
 
 @dataclass(frozen=True)
@@ -90,23 +129,16 @@ class _Cut:
         return [index // DEPTH, index % DEPTH]
 
 
-def _in_tiles(
-    schedule: Schedule,
-    name: str,
-    factors: tuple[str, str],
-    transposed: bool,
-    cut: _Cut,
-    limits: Limits,
-) -> Schedule:
+def _in_tiles(schedule: Schedule, form: _Form, cut: _Cut, limits: Limits) -> Schedule:
     """The schedule with one choice of tile."""
-    main = schedule.get_sblock(name)
+    main = schedule.get_sblock(form.name)
     schedule.pad_einsum(main, [1, cut.tile, cut.tile, DEPTH * cut.slices])
     if cut.slices > 1:
         main = _slice_depth(schedule, main, cut.slices, limits)
     _cut_axes(schedule, main, cut)
     stages = [
         _stage(schedule, main, factor, cut, rows_first)
-        for factor, rows_first in zip(factors, (True, transposed), strict=True)
+        for factor, rows_first in zip(form.factors, (True, form.transposed), strict=True)
     ]
     name = schedule.get(main).name_hint
     # Only in simplified indices do the primitives below find one axis for each.
@@ -115,7 +147,7 @@ def _in_tiles(
     step, thread = _bind(schedule, main)
     result = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(result, thread, preserve_unit_loops=True)
-    for stage, rows_first in zip(stages, (True, transposed), strict=True):
+    for stage, rows_first in zip(stages, (True, form.transposed), strict=True):
         _place(schedule, stage, step, rows_first)
     if cut.slices == 1:
         inline_readers(schedule, result)
