@@ -14,7 +14,7 @@ tvm = pytest.importorskip("tvm")
 
 from hybridc.targets import relax_pipeline  # noqa: E402
 from hybridc.targets.llvm import scratch  # noqa: E402
-from hybridc.targets.llvm.build import fuse, legalize  # noqa: E402
+from hybridc.targets.llvm.build import fuse, legalize, make_kernels  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
 from hybridc.targets.llvm.layout import block_layouts  # noqa: E402
 from hybridc.targets.llvm.layout.convolutions import blocked_cycles  # noqa: E402
@@ -49,6 +49,7 @@ from hybridc.targets.llvm.schedules.winograd_transforms import (  # noqa: E402
     weight_matrix,
 )
 from hybridc.targets.llvm.scratch import plan_scratch  # noqa: E402
+from hybridc.targets.llvm.sizes import with_ranges  # noqa: E402
 from hybridc.targets.memory import planned_bytes  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
 
@@ -293,6 +294,32 @@ def test_what_tasks_share_is_planned(cpu: Cpu, monkeypatch: pytest.MonkeyPatch) 
     assert owned == [2, 0]
     assert planned[0] < planned[1]
     assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_any_number_of_images(cpu: Cpu, monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
+    """One image after the other, with memory for one; results are those of a known number."""
+
+    def chunked(found: Geometry, *_: Any) -> Any:
+        return chunking_of(found, cpu, (10, 2), is_shared)
+
+    for place in (winograd, scratch):
+        monkeypatch.setattr(place, "choose_chunking", chunked)
+    batch = tirx.Var("n", "int64")
+    module, weights = network((batch, 64, 18, 18), convolutions)
+    module.update_func(module.get_global_var("main"), with_ranges(module["main"], {"n": (1, 8)}))
+    with cpu.target:
+        kernels, packed = make_kernels(module, weights, cpu)
+        scheduled = schedule_module(plan_scratch(kernels, cpu), cpu)
+        machine = relax.VirtualMachine(relax.build(scheduled, cpu.target), tvm.cpu())
+    assert sum("winograd" in name for name in packed) == 2
+    arguments = tuple(tvm.runtime.tensor(array) for array in packed.values())
+    for images in (1, 2, 5):
+        (x,) = draw([(images, 64, 18, 18)])
+        known, own = network(x.shape, convolutions)
+        expected = run(known, own, x, cpu, False)
+        result = machine["main"](tvm.runtime.tensor(x), arguments)[0].numpy()
+        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 def test_activations_are_part_of_the_kernel(cpu: Cpu) -> None:

@@ -70,7 +70,9 @@ def _prices(graph: Graph, kernel: Kernel, cpu: Cpu) -> tuple[float, float]:
     """Cycles with a blocked and with a plain result."""
     if kernel.convolution is not None:
         geometry = geometry_of(graph, kernel, cpu)
-        return blocked_cycles(geometry, cpu), plain_cycles(kernel.convolution, cpu)
+        # A geometry may stand for one of the images only.
+        repeats = kernel.convolution.found.batch // geometry.batch
+        return repeats * blocked_cycles(geometry, cpu), plain_cycles(kernel.convolution, cpu)
     shape = graph.typical_sizes(kernel.variable)
     channels = -(-shape[1] // graph.lanes) * graph.lanes
     blocked = math.prod((shape[0], channels, *shape[2:]))

@@ -51,13 +51,15 @@ class PlainConvolution:
         found: The convolution; its source is the padded input.
         size: Height and width of the input without padding.
         before: Padding in front of rows and columns.
-        is_open: Whether a size of the images, or their number, is not known.
+        is_open: Whether a size of the images is not known.
+        has_open_batch: Whether their number is not known.
     """
 
     found: Convolution
     size: tuple[int, int]
     before: tuple[int, int]
     is_open: bool = False
+    has_open_batch: bool = False
 
     @property
     def is_depthwise(self) -> bool:
@@ -104,7 +106,12 @@ def find_plain_convolution(function: tirx.PrimFunc) -> PlainConvolution:
         raise Misfit("typical images are smaller than the kernel")
     if has_open_sizes(function):
         _check_open(function, plain)
-        return dataclasses.replace(plain, is_open=True)
+        batch, *image = function.params[0].shape
+        return dataclasses.replace(
+            plain,
+            is_open=not all(isinstance(size, tirx.IntImm) for size in image),
+            has_open_batch=not isinstance(batch, tirx.IntImm),
+        )
     return plain
 
 
@@ -161,8 +168,14 @@ def _sizes(buffer: Any) -> list[int]:
 def best_geometry(plain: PlainConvolution, lanes: int, source_lanes: int, cpu: Cpu) -> Geometry:
     """The convolution blocked, with the algorithm and the vectors in a panel that are fastest."""
     geometry = plain.geometry(lanes, source_lanes, 1)
-    # Winograd's kernels are written for known sizes.
-    return choose_vectors(geometry, cpu) if plain.is_open else _best(geometry, cpu)
+    # Winograd's kernels are written for images of known size; their number may be unknown, since
+    # they can take one at a time.
+    if plain.is_open:
+        return choose_vectors(geometry, cpu)
+    if plain.has_open_batch:
+        alone = _best(dataclasses.replace(geometry, batch=1), cpu)
+        return alone if alone.winograd else choose_vectors(geometry, cpu)
+    return _best(geometry, cpu)
 
 
 @lru_cache(maxsize=4096)

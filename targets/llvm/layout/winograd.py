@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
+from hybridc.targets.llvm.schedules.statements import index
 from hybridc.targets.llvm.schedules.winograd import INPUTS, PRODUCTS, WINOGRAD
 from hybridc.targets.llvm.schedules.winograd_tiles import tiles_of
 from hybridc.targets.llvm.schedules.winograd_transforms import (
@@ -45,14 +46,18 @@ def pack_winograd(weight: Array, geometry: Geometry) -> Array:
 
 
 def winograd_convolution(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-    """The convolution of a blocked input with packed weights, without bias."""
-    return _outputs(geometry, _products(geometry, _inputs(geometry, data), weight))
+    """The convolution of a blocked input with packed weights, without bias.
+
+    Where the number of images is not known, the geometry is that of one.
+    """
+    products = _products(geometry, _inputs(geometry, data), weight)
+    return _outputs(geometry, products, data.shape[0])
 
 
 def _inputs(g: Geometry, data: te.Tensor) -> te.Tensor:
     """Transformed tiles ``(position, block, tile, lane)`` of a blocked input."""
     size, edge = g.winograd, g.winograd + TAPS - 1
-    tiles, down, across = tiles_of(g)
+    _, down, across = tiles_of(g)
     matrix = input_matrix(size)
     first, second = _axes(edge, edge)
 
@@ -67,6 +72,7 @@ def _inputs(g: Geometry, data: te.Tensor) -> te.Tensor:
         factor = factor * _entry(matrix, tirx.floormod(position, edge), second, data.dtype)
         return te.sum(value * factor, axis=[first, second])
 
+    tiles = data.shape[0] * down * across
     return te.compute(_shape(edge**2, data.shape[1], tiles, g.lanes), element, name=INPUTS)
 
 
@@ -83,11 +89,11 @@ def _products(g: Geometry, inputs: te.Tensor, weight: te.Tensor) -> te.Tensor:
         factor = weight(panel, rows[0], _int(0), _int(0), rows[1], column)
         return te.sum(inputs(position, channels[0], tile, channels[1]) * factor, axis=channel)
 
-    shape = _shape(positions, g.blocks, tiles_of(g)[0], g.lanes)
+    shape = _shape(positions, g.blocks, inputs.shape[2], g.lanes)
     return te.compute(shape, element, name=PRODUCTS)
 
 
-def _outputs(g: Geometry, products: te.Tensor) -> te.Tensor:
+def _outputs(g: Geometry, products: te.Tensor, images: Any) -> te.Tensor:
     """The blocked output of transformed products."""
     size, edge = g.winograd, g.winograd + TAPS - 1
     _, down, across = tiles_of(g)
@@ -102,12 +108,12 @@ def _outputs(g: Geometry, products: te.Tensor) -> te.Tensor:
         value = products(first * edge + second, block, tile, lane)
         return te.sum(value * factor, axis=[first, second])
 
-    shape = _shape(g.batch, g.blocks, g.rows, g.columns, g.lanes)
+    shape = _shape(images, g.blocks, g.rows, g.columns, g.lanes)
     return te.compute(shape, element, name="winograd_outputs", attrs={WINOGRAD: g.encode()})
 
 
-def _shape(*extents: Any) -> tuple[tirx.IntImm, ...]:
-    return tuple(map(_int, extents))
+def _shape(*extents: Any) -> tuple[Any, ...]:
+    return tuple(map(index, extents))
 
 
 def _axes(*extents: int) -> list[Any]:

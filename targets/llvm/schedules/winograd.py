@@ -13,10 +13,13 @@ stays in its core's cache:
 Vectors hold channels in each step. The products are those of pointwise convolutions, one for each
 of the positions of a transformed tile, and are written by the emitter of these. Where several tasks
 share a chunk, its inputs may be transformed by each for itself, or for all of them before.
+
+If the number of images is known only at run time, they are convolved one after the other.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,9 +71,18 @@ def schedule_winograd(schedule: Schedule, cpu: Cpu) -> Schedule:
     def nest(final: Any | None) -> Any:
         store: Any = store_of(anchor)
         chunking, finish = choose_chunking(geometry, cpu), finish_of(store, final)
-        return _Writer(geometry, chunking, data, weight, finish, scratch).nest()
+        writer = _Writer(geometry, chunking, data, weight, finish, scratch)
+        return writer.nest() if isinstance(data.shape[0], tirx.IntImm) else _each_image(writer)
 
     return schedule_around(schedule, cpu, anchor, nest, (INPUTS, PRODUCTS))
+
+
+def _each_image(writer: _Writer) -> Any:
+    """The loop over images whose number is not known; threads share it if images are small."""
+    image = tirx.Var("image", "int64")
+    kind = tirx.ForKind.SERIAL if writer.is_parallel else tirx.ForKind.PARALLEL
+    nest = dataclasses.replace(writer, first_image=image).nest()
+    return tirx.For(image, int64(0), writer.data.shape[0], kind, nest)
 
 
 def _scratch(function: tirx.PrimFunc) -> Any | None:
@@ -120,6 +132,20 @@ class _Writer:
     weight: Any
     finish: Finish
     scratch: Any | None
+    first_image: Any = 0
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether threads share the tasks, or tasks share memory."""
+        c = self.chunking
+        return c.is_shared or (c.chunks * c.groups > 1 and self._has_work)
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether there is enough to do for several threads."""
+        g, c = self.geometry, self.chunking
+        work = c.chunks * c.tiles * self.edge**2 * g.channels * g.blocks * g.lanes
+        return work >= PARALLEL_WORK
 
     @property
     def dtype(self) -> str:
@@ -165,9 +191,7 @@ class _Writer:
 
     def _loop(self, extent: int, body: Callable[[Any], Any], name: str) -> Any:
         """A loop whose iterations threads share if there is enough work."""
-        g, c = self.geometry, self.chunking
-        work = c.chunks * c.tiles * self.edge**2 * g.channels * g.blocks * g.lanes
-        if extent == 1 or work < PARALLEL_WORK:
+        if extent == 1 or not self._has_work:
             return serial_loop(extent, body, name)
         variable = tirx.Var(name, "int64")
         kind = tirx.ForKind.PARALLEL
@@ -223,7 +247,7 @@ class _Writer:
         size = self.geometry.winograd
         _, down, across = tiles_of(self.geometry)
         per_image = down * across
-        image = _bound(tirx.floordiv(tile, int64(per_image)), statements)
+        image = _bound(self.first_image + tirx.floordiv(tile, int64(per_image)), statements)
         rest = _bound(tirx.floormod(tile, int64(per_image)), statements)
         row = _bound(tirx.floordiv(rest, int64(across)) * size, statements)
         column = _bound(tirx.floormod(rest, int64(across)) * size, statements)
