@@ -65,10 +65,9 @@ def _worth_inlining(schedule: Schedule, block: Any) -> bool:
 def _is_copy(node: Any) -> bool:
     """Whether a block copies a tensor as it is, such as padding by nothing."""
     store, axes = store_of(node), axes_of(node)
-    load = store.value if store is not None else None
-    return isinstance(load, tvm.ir.TensorLoad) and all(
-        same_variables(access.indices, axes) for access in (store, load)
-    )
+    if store is None or not isinstance(store.value, tvm.ir.TensorLoad):
+        return False
+    return all(same_variables(access.indices, axes) for access in (store, store.value))
 
 
 def _distinct(loads: list[Any]) -> int:
