@@ -64,6 +64,7 @@ class DeviceProfile:
         joules_per_byte: Energy of a byte read from or written to memory, where known.
         watts: Power under load; counts where the two above are not known.
         dollars_per_hour: Price; 0 if it has none.
+        dollars_per_request: Price of a request to it, if it is on a server.
         efficiency: Share of the peak by class of operators, where it is known better than the
             defaults in :mod:`hybridc.cost_models.roofline`.
     """
@@ -84,6 +85,7 @@ class DeviceProfile:
     joules_per_byte: float | None = None
     watts: float | None = None
     dollars_per_hour: float | None = None
+    dollars_per_request: float | None = None
     efficiency: Mapping[str, float] = field(default_factory=dict)
 
     def peak(self, dtype: str) -> float:
@@ -168,8 +170,10 @@ def check_profile(profile: DeviceProfile) -> None:
     prices = [profile.joules_per_operation, profile.joules_per_byte, profile.watts]
     amounts = [profile.launch_seconds, profile.synchronize_seconds, profile.handoff_seconds]
     amounts += [profile.handoff_per_byte]
-    amounts += [price or 0.0 for price in (*prices, profile.dollars_per_hour)]
-    amounts += [amount for r in routes for amount in (r.latency_seconds, r.joules_per_byte)]
+    prices += [profile.dollars_per_hour, profile.dollars_per_request]
+    amounts += [price or 0.0 for price in prices]
+    amounts += [r.latency_seconds for r in routes]
+    amounts += [amount for r in routes for amount in (r.joules_per_byte, r.dollars_per_gigabyte)]
     if not all(0 <= amount < math.inf for amount in amounts):
         raise ValueError("a time, an energy or a price is below zero")
     wrong = sorted(set(profile.efficiency) - set(CLASSES))

@@ -41,10 +41,11 @@ from hybridc.packaging import (
     write_bundle,
 )
 from hybridc.passes.pipeline import run_passes
-from hybridc.placement.decide import Request
+from hybridc.placement.decide import Decision, Request
 from hybridc.placement.describe import Origin, describe_plan
 from hybridc.placement.fallback import Placed, place_and_lower
 from hybridc.placement.hardware import Hardware
+from hybridc.placement.plan import Plan
 from hybridc.placement.plan_file import PlanFile
 from hybridc.placement.problem import LATENCY
 from hybridc.placement.rules import Rules, RuleTexts
@@ -244,13 +245,25 @@ def plan_model(
     placed = place_and_lower(model.graph, request, options.fallback, dimensions)
     if placed.refusals:
         progress(f"      {len(placed.refusals)} of them are left to ONNX Runtime")
-    origin = Origin(source.path.name, source.sha256, *options.texts, options.rule_texts)
-    plan = describe_plan(placed.decision, request, origin)
-    if options.remote is not None:
-        sizes = {tensor.name: tensor.bytes for tensor in plan.tensors}
-        crossings = audit(model.graph, placed.plan, options.rules, options.remote, sizes)
-        plan = dataclasses.replace(plan, audit=crossings)
+    origin = origin_of(source, options)
+    plan = describe_placement(model.graph, placed.decision, placed.plan, request, origin)
     return model, placed, plan, Prepared(bound, dimensions, tuple(notes))
+
+
+def origin_of(source: Source, options: Options) -> Origin:
+    """Where a plan of a compile comes from."""
+    return Origin(source.path.name, source.sha256, *options.texts, options.rule_texts)
+
+
+def describe_placement(
+    graph: ir.Graph, decision: Decision, plan: Plan, request: Request, origin: Origin
+) -> PlanFile:
+    """The file of a placement, with what crosses to a server if there is one."""
+    file = describe_plan(decision, request, origin)
+    if request.remote is None:
+        return file
+    sizes = {tensor.name: tensor.bytes for tensor in file.tensors}
+    return dataclasses.replace(file, audit=audit(graph, plan, request.rules, request.remote, sizes))
 
 
 def make_request(options: Options, dimensions: Mapping[str, Range]) -> Request:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridc.errors import BundleError
 
-SCHEMA = (1, 6)
+SCHEMA = (1, 7)
 MANIFEST = "manifest.json"
 
 STRING = "string"
@@ -184,6 +184,21 @@ class CrossingSpec:
 
 
 @dataclass(frozen=True)
+class PriceSpec:
+    """What a plan was predicted to cost.
+
+    Attributes:
+        requests_per_second: Runs per second that count.
+        dollars_per_hour: Price of an hour at that rate.
+        break_even: Rates at which the plan costs what the one without the server does.
+    """
+
+    requests_per_second: float
+    dollars_per_hour: float
+    break_even: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class PlanSpec:
     """One way to run the model, partly on a server; the loader chooses among several.
 
@@ -197,6 +212,7 @@ class PlanSpec:
         crossings: What that is.
         tolerance: Largest error of a sample that counts as right by this plan; ``None`` for that
             of the bundle.
+        price: What it costs; where plans have a price, the cheapest is taken and not the fastest.
     """
 
     name: str
@@ -207,6 +223,7 @@ class PlanSpec:
     bytes: int
     crossings: tuple[CrossingSpec, ...] = ()
     tolerance: float | None = None
+    price: PriceSpec | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hybridc.bundle.manifest import CrossingSpec, Manifest
+from hybridc.bundle.manifest import CrossingSpec, Manifest, PlanSpec, PriceSpec
 from hybridc.cli.options import Function, with_options
 from hybridc.cli.output import milliseconds, size, table
 from hybridc.errors import UsageError
@@ -70,6 +70,13 @@ _OPTIONS = (
         "it, so no local plan, and takes any version that was compiled for the same edge.",
     ),
     click.option(
+        "--requests-per-second",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="RATE",
+        help="How often the model is run, all devices together: with --objective cost, the plan is "
+        "taken that costs least at this rate.",
+    ),
+    click.option(
         "--kserve",
         metavar="URI",
         help="Write kserve.yaml for a repository that KServe finds at this address.",
@@ -115,6 +122,7 @@ def read_server(output: Path, values: Mapping[str, Any]) -> ServerOptions:
         values["kserve"],
         *_encoding(values),
         values["remote_updates"],
+        values["requests_per_second"],
     )
 
 
@@ -147,6 +155,7 @@ _NAMES = (
     "remote_plans",
     "remote_precision",
     "remote_updates",
+    "requests_per_second",
     "kserve",
 )
 
@@ -157,17 +166,56 @@ def plan_table(manifest: Manifest) -> list[str]:
         return []
     link = manifest.link
     rate = link.bytes_per_second * 8e-6
-    lines = [f"plans, the best at {rate:g} Mbit/s first:"]
+    lines = [f"plans, the {_first_by(manifest)} at {rate:g} Mbit/s first:"]
     rows = [["plan", "here", "server", "crosses", "models"]]
     for plan in manifest.plans:
         models = [part.remote.model for part in plan.parts if part.remote]
         times = [milliseconds(seconds) for seconds in (plan.edge_seconds, plan.server_seconds)]
         rows.append([plan.name, *times, size(plan.bytes), ", ".join(models) or "-"])
-    lines += table(rows)
+    lines += [*table(rows), *_price_lines(manifest.plans)]
     for plan in manifest.plans:
         if plan.crossings:
             lines += [f"what crosses by {plan.name}:", *crossing_table(plan.crossings)]
     return lines
+
+
+def _first_by(manifest: Manifest) -> str:
+    return "cheapest" if manifest.plans[0].price else "best"
+
+
+def _price_lines(plans: Sequence[PlanSpec]) -> list[str]:
+    """What plans cost, the cheapest first, and at which rates they cost the same."""
+    priced = [(plan, plan.price) for plan in plans if plan.price]
+    if not priced:
+        return []
+    lines = [f"prices at {priced[0][1].requests_per_second:g} requests per second:"]
+    lines += table([[plan.name, _hourly(price)] for plan, price in priced])
+    local = next((price for plan, price in priced if not plan.round_trips), None)
+    if local is None:
+        return lines
+    for plan, price in priced:
+        if plan.round_trips:
+            lines.append(_break_even(plan.name, price, local))
+    return lines
+
+
+def _hourly(price: PriceSpec) -> str:
+    runs = price.requests_per_second * 3600e-6
+    each = price.dollars_per_hour / runs
+    return f"{price.dollars_per_hour:.4g} dollars per hour, {each:.4g} per million requests"
+
+
+def _break_even(name: str, price: PriceSpec, local: PriceSpec) -> str:
+    """At which rates a plan and the one without the server cost the same."""
+    rate, rates = price.requests_per_second, price.break_even
+    is_cheaper = price.dollars_per_hour < local.dollars_per_hour
+    if not rates:
+        return f"{name} costs {'less' if is_cheaper else 'no less'} than local at any rate"
+    text = f"{name} costs the same as local at " + " and ".join(f"{r:.4g}" for r in rates)
+    if len(rates) > 1 or rate == rates[0]:
+        return f"{text} requests per second"
+    side = "below" if is_cheaper == (rate < rates[0]) else "above"
+    return f"{text} requests per second, and less {side}"
 
 
 def crossing_table(crossings: Sequence[CrossingSpec]) -> list[str]:

@@ -95,8 +95,8 @@ def describe_plan(decision: Decision, request: Request, origin: Origin) -> PlanF
 def _links(costs: Costs | None) -> tuple[PlanLink, ...]:
     links = costs.hardware.links.items() if costs else ()
     return tuple(
-        PlanLink(source, destination, route.latency_seconds, route.bytes_per_second)
-        for (source, destination), route in links
+        PlanLink(a, b, route.latency_seconds, route.bytes_per_second, route.dollars_per_gigabyte)
+        for (a, b), route in links
     )
 
 

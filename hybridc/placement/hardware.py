@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hybridc.cost_models.cost import Cost
 from hybridc.cost_models.device import shipped_profiles
 from hybridc.cost_models.group_work import GroupWork
-from hybridc.cost_models.link import Route
+from hybridc.cost_models.link import GIGABYTE, Route
 from hybridc.cost_models.load import DeviceModel, default_profile, load_device
 from hybridc.cost_models.measured import Code
 from hybridc.errors import UsageError
@@ -224,7 +224,7 @@ def _joules(
 
 
 def _dollars(hardware: Hardware, places: Sequence[int], seconds: Figure) -> Figure:
-    """Price of the time that devices are busy; during a copy both ends are."""
+    """Price of the time that devices are busy, and of bytes; during a copy both ends are busy."""
     rates = [
         (hardware.models[name].profile.dollars_per_hour or 0.0) / _HOUR for name in hardware.names
     ]
@@ -239,7 +239,9 @@ def _dollars(hardware: Hardware, places: Sequence[int], seconds: Figure) -> Figu
             rate += rates[destination - max(places) - 1]
         elif destination:
             rate += rates[places.index(destination)]
-        ways[source, destination] = Way(way.fixed * rate, way.per_byte * rate)
+        routes = _routes(hardware, places, source, destination)
+        traffic = sum(route.dollars_per_gigabyte for route in routes) / GIGABYTE
+        ways[source, destination] = Way(way.fixed * rate, way.per_byte * rate + traffic)
     return Figure(rows, ways)
 
 

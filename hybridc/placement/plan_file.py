@@ -55,6 +55,7 @@ class PlanLink:
     destination: str
     latency_seconds: float
     bytes_per_second: float
+    dollars_per_gigabyte: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,11 @@ def hardware_of(plan: PlanFile, change: Change) -> Hardware:
             known = Recorded(_costs_on(plan, device.name))
             models[device.name] = DeviceModel(device.profile, Ranked([known, Roofline()]))
     links = {
-        (link.source, link.destination): Route(link.latency_seconds, link.bytes_per_second)
+        (link.source, link.destination): Route(
+            link.latency_seconds,
+            link.bytes_per_second,
+            dollars_per_gigabyte=link.dollars_per_gigabyte,
+        )
         for link in plan.links
     }
     return Hardware(names, models, {**links, **change.links})
@@ -194,7 +198,7 @@ def _redescribed(plan: PlanFile, costs: Costs) -> PlanFile:
         for device in plan.devices
     )
     links = tuple(
-        PlanLink(a, b, route.latency_seconds, route.bytes_per_second)
+        PlanLink(a, b, route.latency_seconds, route.bytes_per_second, route.dollars_per_gigabyte)
         for (a, b), route in costs.hardware.links.items()
     )
     return dataclasses.replace(

@@ -25,9 +25,11 @@ from hybridc.compiler import (
     Prepared,
     Report,
     check_bundle,
+    describe_placement,
     keep_memory,
     make_request,
     make_samples,
+    origin_of,
     plan_model,
     spec_of,
     target_of,
@@ -40,7 +42,7 @@ from hybridc.placement.decide import Request
 from hybridc.placement.fallback import Placed
 from hybridc.placement.plan import Part, Plan
 from hybridc.placement.plan_file import PlanFile
-from hybridc.placement.problem import LATENCY
+from hybridc.placement.problem import COST, LATENCY
 from hybridc.progress import Progress
 from hybridc.remote.interface import interface_of
 from hybridc.remote.kserve import inference_service
@@ -131,12 +133,17 @@ def compile_hybrid(
     """
     check_destination(output)
     check_repository(server)
-    _check_options(options)
+    _check_options(options, server)
     progress(f"[1/6] reading {model}")
     source = read_model(model)
     graph_model, placed, plan, prepared = plan_model(source, options, progress)
     request = make_request(options, prepared.dimensions)
-    chosen = choose_plans(graph_model.graph, request, placed, server.plans, server.encoding)
+    chosen = choose_plans(
+        graph_model.graph, request, placed, server.plans, server.encoding, server.rate
+    )
+    if server.rate is not None:
+        best, origin = chosen.cheapest, origin_of(source, options)
+        plan = describe_placement(graph_model.graph, best.decision, best.plan, request, origin)
     if server.updates:
         chosen, plan = replaceable(chosen), dataclasses.replace(plan, model_sha256="")
     with staging_folder(server.repository) as there, staging_folder(output) as here:
@@ -170,9 +177,19 @@ def _publish_edge(
     return manifest
 
 
-def _check_options(options: Options) -> None:
-    if options.objective != LATENCY:
-        raise UsageError(f"--remote minimizes latency, not {options.objective}")
+def _check_options(options: Options, server: ServerOptions) -> None:
+    if options.objective not in (LATENCY, COST):
+        raise UsageError(f"--remote minimizes latency or cost, not {options.objective}")
+    if options.objective == COST and server.rate is None:
+        raise UsageError(
+            "--objective cost with --remote needs --requests-per-second: a server is paid by the "
+            "hour, whether it has work or not"
+        )
+    if options.objective != COST and server.rate is not None:
+        raise UsageError(
+            "--requests-per-second is for prices; give it with --objective cost, since the "
+            f"placement minimizes {options.objective} now"
+        )
     if options.tuning is not None and options.tuning.seconds is not None:
         raise UsageError("--tune measures for one end; give its file to the compile with --remote")
     if options.fixed is not None:
@@ -208,18 +225,16 @@ def _build_plans(
     used = {part.name for plan in plans for part in plan.parts}
     parts = tuple(item for item in building.edge.values() if item.part.name in used)
     placed = dataclasses.replace(first, refusals=refusals)
-    plans.sort(key=lambda plan: _seconds(plan, chosen))
+    plans.sort(key=lambda plan: _rank(plan, chosen))
     return plans, building.make(parts, building.pool, placed, plan=True), notes
 
 
-def _seconds(plan: PlanSpec, chosen: Chosen) -> float:
+def _rank(plan: PlanSpec, chosen: Chosen) -> tuple[float, float]:
+    """What the best plan has least of: dollars where they count, then seconds."""
     waiting = plan.round_trips * chosen.link.round_trip_seconds
-    return (
-        plan.edge_seconds
-        + plan.server_seconds
-        + waiting
-        + plan.bytes / chosen.link.bytes_per_second
-    )
+    moving = plan.bytes / chosen.link.bytes_per_second
+    seconds = plan.edge_seconds + plan.server_seconds + waiting + moving
+    return plan.price.dollars_per_hour if plan.price else 0.0, seconds
 
 
 def _named(chosen: Chosen, remote: str) -> Iterator[tuple[str, Candidate]]:
@@ -277,6 +292,7 @@ def _build_plan(building: _Build, name: str, candidate: Candidate, placed: Place
         candidate.bytes,
         candidate.crossings,
         building.server.tolerance if any(p.remote and p.remote.encodings for p in specs) else None,
+        candidate.price,
     )
 
 

@@ -10,6 +10,9 @@ over all bandwidths the most:
 The time of a plan counts a call per remote part, since the tensors of a part travel together:
 
     seconds = edge + server + calls * round trip + bytes / bandwidth
+
+Where plans are to cost little, the cheapest of these and of those that the solver finds by price
+is kept beside the one without the server: see :mod:`hybridc.remote.price`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from hybridc.bundle.manifest import CrossingSpec, LinkSpec
+from hybridc.bundle.manifest import CrossingSpec, LinkSpec, PriceSpec
 from hybridc.compiler import spec_of
 from hybridc.cost_models.link import Route
 from hybridc.errors import BudgetError, UnsupportedError
@@ -28,9 +31,17 @@ from hybridc.frontend.shapes import Range
 from hybridc.placement.decide import Costs, Decision, Request, decide
 from hybridc.placement.fallback import Placed, fallback_device, place_and_lower
 from hybridc.placement.plan import Plan, make_plan
-from hybridc.placement.problem import SECONDS
+from hybridc.placement.problem import LATENCY, SECONDS
 from hybridc.placement.rules import NodeRule, PrivateRule
 from hybridc.remote.audit import audit
+from hybridc.remote.price import (
+    Usage,
+    break_even,
+    cheapest_decisions,
+    dollars_per_hour,
+    prices_of,
+    with_placement,
+)
 from hybridc.runtime.remote_encoding import encoded_bytes, encodings_of, shrink
 
 BANDWIDTHS = tuple(1e6 / 8 * 10 ** (step / 3) for step in range(13))
@@ -52,6 +63,7 @@ class Candidate:
         round_trips: Calls to the server.
         bytes: What is sent and received.
         crossings: What that is.
+        price: What it costs, where that counts.
     """
 
     decision: Decision
@@ -61,6 +73,7 @@ class Candidate:
     round_trips: int
     bytes: int
     crossings: tuple[CrossingSpec, ...]
+    price: PriceSpec | None = None
 
     def seconds(self, link: LinkSpec) -> float:
         """Time of one run over a link."""
@@ -91,6 +104,11 @@ class Chosen:
     link: LinkSpec
 
     @property
+    def cheapest(self) -> Candidate:
+        """The one of the lowest price, where prices count."""
+        return min(self.all, key=lambda own: own.price.dollars_per_hour if own.price else 0.0)
+
+    @property
     def all(self) -> tuple[Candidate, ...]:
         """All of them, the local one first."""
         return (*((self.local,) if self.local else ()), *self.remote)
@@ -110,7 +128,12 @@ def _ways(request: Request) -> tuple[Route, Route]:
 
 
 def choose_plans(
-    graph: ir.Graph, request: Request, first: Placed, most: int, encoding: str | None = None
+    graph: ir.Graph,
+    request: Request,
+    first: Placed,
+    most: int,
+    encoding: str | None = None,
+    rate: float | None = None,
 ) -> Chosen:
     """The plans worth keeping.
 
@@ -120,8 +143,10 @@ def choose_plans(
         first: The placement for that link.
         most: How many plans with a server to keep at most.
         encoding: Element type in which large tensors cross; ``None`` for their own.
+        rate: Runs per second, where plans are to cost little and not to be fast.
 
     Raises:
+        UsageError: They are to cost little, and nothing has a price.
         UnsupportedError: No plan gives the server any work.
     """
     link = link_of(request)
@@ -129,13 +154,62 @@ def choose_plans(
     asked = [_faster(own, shrink(encoding)) for own in (link, *links)] if encoding else links
     local, why_not = _local(graph, request, first)
     found: dict[tuple[int, ...], Candidate] = {}
-    for decision in (first.decision, *_decisions(graph, request, first, asked)):
+    decisions = [first.decision, *_decisions(graph, request, first, asked)]
+    if rate is not None:
+        decisions = _by_price(request, decisions, rate, encoding)
+    for decision in decisions:
         if decision.placement not in found:
             found[decision.placement] = _candidate(graph, request, decision, encoding)
     remote = [candidate for candidate in found.values() if candidate.round_trips]
     if not remote:
         raise _nothing_for_the_server(request, first.decision)
+    if rate is not None:
+        return _cheapest(Chosen(local, why_not, tuple(remote), link), request, rate)
     return Chosen(local, why_not, _keep(remote, local, [link, *links], most), link)
+
+
+def _by_price(
+    request: Request, decisions: Sequence[Decision], rate: float, encoding: str | None
+) -> list[Decision]:
+    """Placements as those of the first decision's problem, with those that the prices suggest."""
+    first, prices = decisions[0], prices_of(request, *_ways(request))
+    times = shrink(encoding) if encoding else 1
+    priced = cheapest_decisions(first, prices, rate, str(request.remote), times, request.seconds)
+    others = (decision.costs.solution for decision in decisions[1:] if decision.costs)
+    return [first, *priced, *(with_placement(first, solution) for solution in others)]
+
+
+def _cheapest(chosen: Chosen, request: Request, rate: float) -> Chosen:
+    """The plan without the server and the cheapest with it, each with its price."""
+    prices, remote = prices_of(request, *_ways(request)), str(request.remote)
+    base = _usage(chosen.local, remote) if chosen.local else None
+
+    def priced(candidate: Candidate) -> Candidate:
+        usage = _usage(candidate, remote)
+        equal = break_even(usage, base, prices) if base and usage.requests else ()
+        price = PriceSpec(rate, dollars_per_hour(usage, prices, rate), equal)
+        return dataclasses.replace(candidate, price=price)
+
+    def rank(candidate: Candidate) -> tuple[float, float]:
+        assert candidate.price is not None
+        return candidate.price.dollars_per_hour, candidate.seconds(chosen.link)
+
+    best = min(map(priced, chosen.remote), key=rank)
+    return dataclasses.replace(
+        chosen, local=priced(chosen.local) if chosen.local else None, remote=(best,)
+    )
+
+
+def _usage(candidate: Candidate, remote: str) -> Usage:
+    """What a run of a plan takes of what has a price."""
+    sent = sum(c.bytes for c in candidate.crossings if c.destination == remote)
+    return Usage(
+        candidate.edge_seconds,
+        candidate.server_seconds,
+        candidate.round_trips,
+        sent,
+        candidate.bytes - sent,
+    )
 
 
 def replaceable(chosen: Chosen) -> Chosen:
@@ -194,7 +268,7 @@ def _decisions(
         route = Route(link.round_trip_seconds / 2, link.bytes_per_second)
         links_here = {**request.hardware.links, (home, server): route, (server, home): route}
         hardware = dataclasses.replace(request.hardware, links=links_here)
-        asked = dataclasses.replace(request, hardware=hardware)
+        asked = dataclasses.replace(request, hardware=hardware, objective=LATENCY)
         try:
             yield decide(graph, asked, first.decision.refused, refuge)
         except BudgetError:
@@ -205,7 +279,7 @@ def _local(graph: ir.Graph, request: Request, first: Placed) -> tuple[Candidate 
     """The plan without the server, or why there is none."""
     forbid = NodeRule("forbid", "*", str(request.remote))
     rules = dataclasses.replace(request.rules, rules=(*request.rules.rules, forbid))
-    asked = dataclasses.replace(request, rules=rules)
+    asked = dataclasses.replace(request, rules=rules, objective=LATENCY)  # its machine is paid
     try:
         refuge = fallback_device(request.devices)
         decision = decide(graph, asked, first.decision.refused, refuge)

@@ -59,6 +59,7 @@ class ServerOptions:
         tolerance: Largest error of a plan with such tensors.
         storage: Where KServe finds the repository; ``None`` to write no manifest.
         updates: Whether the models may be replaced while the edge bundle stays.
+        rate: Runs per second at which plans are to cost little; ``None`` where time counts.
     """
 
     repository: Path
@@ -73,6 +74,7 @@ class ServerOptions:
     encoding: str | None = None
     tolerance: float | None = None
     updates: bool = False
+    rate: float | None = None
 
 
 def model_name(text: str) -> str:

@@ -10,6 +10,8 @@ nothing, and two that agree count at once.
 Another plan takes over only if it is faster by a margin and the present one has had some calls, or
 if it is far faster. So near the point where two plans are equally fast, noise does not make the
 choice swing.
+
+Where the compile gave plans a price, the cheapest that can run is taken, and time does not count.
 """
 
 from __future__ import annotations
@@ -137,16 +139,21 @@ class Chooser:
         able = [plan for plan in self._plans if self.connected or not plan.round_trips]
         if not able:
             return
-        best = min(able, key=self.seconds)
+        is_priced = all(plan.price for plan in self._plans)
+        best = min(able, key=_dollars if is_priced else self.seconds)
         if best == self.current:
             return
-        if self.current in able:
+        if self.current in able and not is_priced:
             share = MARGIN if self._calls >= DWELL else HURRY
             if self.seconds(best) > share * self.seconds(self.current):
                 return
         self.current = best
         self.switches += 1
         self._calls = 0
+
+
+def _dollars(plan: PlanSpec) -> float:
+    return plan.price.dollars_per_hour if plan.price else 0.0
 
 
 def _median(values: Sequence[float], otherwise: float) -> float:

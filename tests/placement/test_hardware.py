@@ -19,7 +19,7 @@ from hybridc.placement.cost_graph import CostGraph, make_cost_graph
 from hybridc.placement.group import make_groups
 from hybridc.placement.hardware import Hardware, load_hardware, make_problem
 from hybridc.placement.moves import change_of_move, tensors_of
-from hybridc.placement.problem import HOST, SECONDS, objective, total
+from hybridc.placement.problem import DOLLARS, HOST, SECONDS, objective, total
 from tests.models import branched_model, make_model, node
 from tests.placement.graphs import models
 from tests.placement.solvers.problems import make_problem as random_problem
@@ -100,6 +100,16 @@ def test_energy_and_money(objective):
     assert [row[0] / rate for row in problem.figure.groups] == pytest.approx(seconds)
     with pytest.raises(UsageError, match="the energy of a device is not known"):
         make_problem(graph, hardware(a=CPU), allowed, "energy")
+
+
+def test_bytes_on_a_link_with_a_price():
+    link = {
+        ("a", "b"): Route(1.0, 1e6, dollars_per_gigabyte=0.5),
+        ("b", "a"): Route(2.0, 1e6),
+    }
+    ways = problem_of(hardware(link, a=CPU, b=CPU)).figures[DOLLARS].ways
+    assert ways[0, 1].price(10**9) - ways[0, 1].price(0) == pytest.approx(0.5)
+    assert ways[1, 0].price(10**9) == 0, "time costs nothing here"
 
 
 def described(model):
