@@ -16,6 +16,7 @@ from hybridc.targets.cuda.matrices import depth_innermost
 from hybridc.targets.cuda.nvcc import compile_source
 from hybridc.targets.cuda.pack import packer
 from hybridc.targets.cuda.permuted import products_in_place
+from hybridc.targets.gpu.attention import attention_in_one
 from hybridc.targets.gpu.constants import CUDA, keep_constants
 from hybridc.targets.gpu.normalize import rows_normalized
 from hybridc.targets.gpu.pipeline import legalize
@@ -48,23 +49,38 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu) -> Artif
     Raises:
         DeviceError: No linker for the host's architecture, or no CUDA compiler, is installed.
     """
-    link = linker_for(gpu.host)
+    fused, weights = make_kernels(module, weights, gpu)
+    library, memory = build_kernels(fused, gpu)
+    return Artifact(library, memory, RUNTIME, weights)
+
+
+def make_kernels(
+    module: tvm.IRModule, weights: Mapping[str, Array], gpu: Gpu
+) -> tuple[tvm.IRModule, Mapping[str, Array]]:
+    """Fused kernels of a lowered part with their ``main``, and the weights in their order."""
     types = gpu.limits.matrix_types
     module, weights = channels_innermost(module, weights, types)
     module, weights = depth_innermost(module, weights, types)
     module = products_in_place(module, weights, types)
-    module = compiled_graph(module, gpu)
+    return fused_kernels(module, gpu), weights
+
+
+def build_kernels(fused: tvm.IRModule, gpu: Gpu) -> tuple[bytes, int]:
+    """The shared library of fused kernels and their ``main``, and the bytes that it plans."""
+    link = linker_for(gpu.host)
+    module = planned_graph(fused, gpu)
     executable = build_executable(module, gpu.target)
     pack = packer(lambda source: compile_source(source, gpu.architectures), gpu.host)
-    library = export_library(executable, link, fpack_imports=pack)
-    return Artifact(library, planned_bytes(module), RUNTIME, weights)
+    return export_library(executable, link, fpack_imports=pack), planned_bytes(module)
 
 
 def compiled_graph(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
     """The module with scheduled kernels and planned memory."""
-    types = gpu.limits.matrix_types
-    legal = channels_last(legalize(rows_normalized(module)), types)
-    fused = fuse(legal, native_bfloat16="bfloat16" in types)
+    return planned_graph(fused_kernels(module, gpu), gpu)
+
+
+def planned_graph(fused: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
+    """Fused kernels, scheduled, and their ``main`` with planned memory."""
     scheduled = lift_scratch(schedule_module(fused, gpu.target, gpu.limits))
     scheduled = keep_constants(scheduled, CUDA)
     with gpu.target:
@@ -72,6 +88,13 @@ def compiled_graph(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
             return finalize(scheduled)
         with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
             return finalize(_with_fixed_weights(scheduled), relax.transform.RewriteCUDAGraph())
+
+
+def fused_kernels(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
+    """The module with its operators fused to kernels."""
+    types = gpu.limits.matrix_types
+    legal = channels_last(legalize(rows_normalized(module)), types)
+    return attention_in_one(fuse(legal, native_bfloat16="bfloat16" in types), gpu.limits)
 
 
 def _is_straight(module: tvm.IRModule) -> bool:

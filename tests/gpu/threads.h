@@ -79,6 +79,39 @@ inline void load_fragments(uint* words, const uint* row) {
   meet();
 }
 
+// The same of eight rows of eight elements of 16 bits; a lane gets two rows of a column.
+inline void load_transposed_fragments(uint* words, const uint* row) {
+  int self = thread.x, lane = self % 32, warp = self - lane;
+  operands[self] = {nullptr, row, nullptr};
+  meet();
+  for (int part = 0; part < 4; ++part) {
+    uint word = 0;
+    for (int i = 0; i < 2; ++i) {
+      uint16_t element;
+      const uint* other = operands[warp + part * 8 + lane % 4 * 2 + i].left;
+      std::memcpy(&element, reinterpret_cast<const char*>(other) + lane / 4 * 2, 2);
+      word |= uint(element) << 16 * i;
+    }
+    words[part] = word;
+  }
+  meet();
+}
+
+inline void pack(uint& word, float first, float second) {
+  half pair[2] = {half(first), half(second)};
+  std::memcpy(&word, pair, 4);
+}
+
+// What another lane of the warp has.
+inline float exchange(float value, int turn) {
+  int self = thread.x;
+  operands[self] = {&value, nullptr, nullptr};
+  meet();
+  float found = *operands[self ^ turn].sums;
+  meet();
+  return found;
+}
+
 // Runs a block; gives 0 if all threads met at all barriers.
 inline int run_block(int count, void (*kernel)(void)) {
   constexpr size_t stack = 256 * 1024;
@@ -116,9 +149,12 @@ inline int run_block(int count, void (*kernel)(void)) {
 
 }  // namespace machine
 
+#define CUDART_INF_F INFINITY
 #define threadIdx machine::thread
 #define blockIdx machine::block
 #define __syncthreads machine::meet
+
+inline float __shfl_xor_sync(uint, float value, int turn) { return machine::exchange(value, turn); }
 
 inline uint __float_as_uint(float value) {
   uint bits;

@@ -29,11 +29,15 @@ _PRODUCT = re.compile(
     r'asm(?: volatile)?\("mma\.sync[^"]*(f16|tf32)\.f32 "[^;]*;".*?"r"\((b\[.*?)\), .*?\)\);', re.S
 )
 _LOAD = re.compile(
-    r'asm volatile\("ldmatrix[^;]*;"\s*: "=r"\((\w+\[\w+\])\[0\]\).*?'
+    r'asm volatile\(\s*"ldmatrix[\w.]*?(\.trans)?\.shared[^;]*;"\s*'
+    r': "=r"\((\w+(?:\[\w+\])?)\[0\]\).*?'
     r'__cvta_generic_to_shared\((.*?)\)\)\) : "memory"\);',
     re.S,
 )
 _ROUND = re.compile(r'asm\("cvt\.rna\.tf32\.f32 %0, %0;" : "\+r"\((.*?)\)\);')
+_PAIR = re.compile(
+    r'asm\("cvt\.rn\.f16x2\.f32 [^;]*;" : "=r"\((.*?)\) : "f"\((.*?)\), "f"\((.*?)\)\);'
+)
 _MOST_SHARED = 96 * 1024
 
 
@@ -75,7 +79,7 @@ def run_threads(source: str, grids: list[int], tensors: Mapping[str, Array], fol
     shared = re.sub(r"__shared__ (alignas\(\d+\))", r"\1 static", source[begin:])
     dynamic = rf"alignas(64) static uint \1[{_MOST_SHARED // 4}];"
     shared = re.sub(r"extern __shared__ __align__\(64\) uint (\w+)\[\];", dynamic, shared)
-    shared = _LOAD.sub(r"machine::load_fragments(\1, \2);", shared)
+    shared = _LOAD.sub(_load, _PAIR.sub(r"machine::pack(\1, \3, \2);", shared))
     body = _PRODUCT.sub(_product, _ROUND.sub(r"round_to_tf32(\1);", shared))
     launches = [_launch(number, *kernel) for number, kernel in enumerate(kernels)]
     text = folder / "kernel.cpp"
@@ -96,6 +100,11 @@ _HEADER = Path(__file__).with_name("threads.h")
 def _product(match: re.Match[str]) -> str:
     number = "half" if match[1] == "f16" else "float"
     return f"machine::multiply<{number}>(c, a[row], &{match[2]});"
+
+
+def _load(match: re.Match[str]) -> str:
+    turned = "transposed_" if match[1] else ""
+    return f"machine::load_{turned}fragments({match[2]}, {match[3]});"
 
 
 def _launch(number: int, threads: str, name: str, parameters: str) -> str:

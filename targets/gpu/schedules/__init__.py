@@ -1,10 +1,11 @@
 """Schedules for GPUs: which loops of a fused function become blocks and threads.
 
-:func:`schedule_module` schedules every function. One that is written as a program gets the threads
-that its parallel loops offer. For the others the rules are tried in order; the first that fits
-wins. A rule is a function ``(Schedule, Limits) -> Schedule`` that may change the schedule it is
-given and raises if the function is not of its kind. Every rule must give a right kernel for every
-function that it takes, so no barrier may stand where only some threads of a block come by.
+:func:`schedule_module` schedules every function that was not before. One that is written as a
+program gets the threads that its parallel loops offer. For the others the rules are tried in order;
+the first that fits wins. A rule is a function ``(Schedule, Limits) -> Schedule`` that may change
+the schedule it is given and raises if the function is not of its kind. Every rule must give a right
+kernel for every function that it takes, so no barrier may stand where only some threads of a block
+come by.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from hybridc.targets.relax_pipeline import map_kernels
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+SCHEDULED = "tirx.is_scheduled"
+"""The attribute of a function whose loops are bound to threads already."""
+
 Rule = Callable[[Schedule, Limits], Schedule]
 
 
@@ -49,6 +53,8 @@ def schedule_module(module: tvm.IRModule, target: Any, limits: Limits) -> tvm.IR
 
 def schedule_function(function: tirx.PrimFunc, limits: Limits) -> tirx.PrimFunc:
     """Schedule one function with the first rule that fits; one fits every function."""
+    if SCHEDULED in (function.attrs or {}):
+        return function
     schedule = Schedule(tvm.IRModule({"main": function}))
     if function.body.block.name_hint != ROOT or not _is_computed(schedule):
         return schedule_program(function, limits)

@@ -122,6 +122,12 @@ class Product:
         at = dict(zip(self.axes, places, strict=True))
         return substitute(value, at), [substitute(index, at) for index in self.store.indices]
 
+    def address(self) -> Any:
+        """The number of the element of the store's buffer that a result is, by :attr:`axes`."""
+        analyzer = tvm.sym.Analyzer()
+        buffer, indices = self.store.buffer, self.store.indices
+        return _address(analyzer, self.axes, self.shape[:3], buffer, indices)
+
     def width(self) -> int:
         """How many results along n always lie side by side, aligned to so many."""
         buffer = self.store.buffer

@@ -5,7 +5,7 @@ steps can be on their way at once. Both factors are kept row by row, and a row's
 are swapped so that eight rows of a fragment, which are read at once, lie in different banks:
 
     word (row, depth)    at row * depths + (depth xor turn(row))
-    turn(row)            4 * (row / (32 / depths) mod (depths / 4))
+    turn(row)            4 * (row / (32 / depths) mod (depths / 4)), for 8, 16 or 32 depths
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hybridc.targets.gpu.schedules.fragment_functions import copy_chunk
+from hybridc.targets.gpu.schedules.fragment_functions import copy_chunk, turns_of
 from hybridc.targets.gpu.schedules.fragment_moves import Side, inside, start_of
 from tvm import sym, tirx
 
@@ -76,8 +76,8 @@ class Copy:
 
     def _turn(self, place: Any) -> Any:
         """What a row's chunks are swapped by."""
-        turn = place // (32 // self.side.words) % (self.side.words // CHUNK)
-        return self._simple(turn)
+        divisor, turns = turns_of(self.side.words)
+        return self._simple(place // divisor % turns)
 
     def _load(self, batch: Any, row: Any, depth: Any) -> tuple[Any, Any, Any]:
         source, address, when = self.side.factor.address_at(batch, row, depth)

@@ -221,7 +221,7 @@ __device__ __forceinline__ void {name}(
 #pragma unroll
       for (int column = 0; column < 4; ++column) {{
         float* c = sums + (row * 4 + column) * 4;
-        {_product(dtype, " volatile", ("b[column][0]", "b[column][1]"))}
+        {multiply_fragments(dtype, " volatile", ("b[column][0]", "b[column][1]"))}
       }}
   }}
 }}
@@ -277,6 +277,17 @@ __device__ __forceinline__ void hybridc_await_copies_{left}() {{
     return Function(f"hybridc_await_copies_{left}", body)
 
 
+def turns_of(words: int) -> tuple[int, int]:
+    """How the chunks of 16 bytes of rows of so many words are swapped.
+
+    Row r swaps its chunks by ``r / first % second``, so that chunks at one depth of eight rows lie
+    in all banks.
+    """
+    chunks = words // 4
+    turns = min(chunks & -chunks, 8)
+    return 8 // turns, turns
+
+
 def multiply_chunks(dtype: str, rows: int, columns: int, words: int) -> Function:
     """``(sums, tiles, left, right, lane)``: add a warp's products of one step to its sums.
 
@@ -289,6 +300,7 @@ def multiply_chunks(dtype: str, rows: int, columns: int, words: int) -> Function
         columns: Fragments of 8 columns, an even number.
         words: Depth of the step.
     """
+    divisor, turns = turns_of(words)
     name = f"hybridc_multiply_chunks_{dtype}_{rows}_{columns}_{words}"
     depth = "((depth + {}) ^ turn)"
     first = f"left + row * {16 * words} + {depth.format('lane / 16 * 4')}"
@@ -297,7 +309,7 @@ def multiply_chunks(dtype: str, rows: int, columns: int, words: int) -> Function
     body = f"""
 __device__ __forceinline__ void {name}(
     float* sums, const unsigned* tiles, int left_at, int right_at, int lane) {{
-  const int turn = lane % 8 / {32 // words} % {words // 4} * 4;
+  const int turn = lane % 8 / {divisor} % {turns} * 4;
   const unsigned* left = tiles + left_at + lane % 16 * {words};
   const unsigned* right = tiles + right_at + (lane / 16 * 8 + lane % 8) * {words};
 #pragma unroll
@@ -305,20 +317,20 @@ __device__ __forceinline__ void {name}(
     unsigned a[{rows}][4], b[{columns // 2}][4];
 #pragma unroll
     for (int row = 0; row < {rows}; ++row) {{
-      {_load("a[row]", first)}
-{_rounded("a[row]", dtype)}
+      {load_fragments("a[row]", first)}
+{rounded("a[row]", dtype, 4)}
     }}
 #pragma unroll
     for (int pair = 0; pair < {columns // 2}; ++pair) {{
-      {_load("b[pair]", second)}
-{_rounded("b[pair]", dtype)}
+      {load_fragments("b[pair]", second)}
+{rounded("b[pair]", dtype, 4)}
     }}
 #pragma unroll
     for (int row = 0; row < {rows}; ++row)
 #pragma unroll
       for (int column = 0; column < {columns}; ++column) {{
         float* c = sums + (row * {columns} + column) * 4;
-        {_product(dtype, "", right)}
+        {multiply_fragments(dtype, "", right)}
       }}
   }}
 }}
@@ -326,7 +338,7 @@ __device__ __forceinline__ void {name}(
     return Function(name, body)
 
 
-def _product(dtype: str, volatile: str, right: tuple[str, str]) -> str:
+def multiply_fragments(dtype: str, volatile: str, right: tuple[str, str]) -> str:
     """Statement that adds the product of fragments ``a[row]`` and ``right`` to ``c``."""
     return f"""asm{volatile}("mma.sync.aligned.{_SHAPES[dtype]} "
             "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
@@ -335,17 +347,26 @@ def _product(dtype: str, volatile: str, right: tuple[str, str]) -> str:
               "r"({right[0]}), "r"({right[1]}));"""
 
 
-def _load(to: str, source: str) -> str:
-    """Statement that loads four fragments of eight rows and four words into four registers."""
+def load_fragments(to: str, source: str, transposed: bool = False) -> str:
+    """Statement that loads four fragments of eight rows and four words into four registers.
+
+    Args:
+        to: An array of four words.
+        source: A pointer: lane ``8 i + r`` gives row r of fragment i.
+        transposed: Whether a lane gets two rows of a column of elements of 16 bits, and not two
+            columns of a row.
+    """
     outputs = ", ".join(f'"=r"({to}[{index}])' for index in range(4))
-    return f"""asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+    turned = ".trans" if transposed else ""
+    return f"""asm volatile(
+          "ldmatrix.sync.aligned.m8n8.x4{turned}.shared.b16 {{%0, %1, %2, %3}}, [%4];"
           : {outputs}
           : "r"(static_cast<unsigned>(__cvta_generic_to_shared({source}))) : "memory");"""
 
 
-def _rounded(words: str, dtype: str) -> str:
-    """Statements that round four words to tf32, where they are float32."""
+def rounded(words: str, dtype: str, count: int) -> str:
+    """Statements that round so many words to tf32, where they are float32."""
     if dtype != "float32":
         return ""
-    lines = (f'asm("cvt.rna.tf32.f32 %0, %0;" : "+r"({words}[{i}]));' for i in range(4))
+    lines = (f'asm("cvt.rna.tf32.f32 %0, %0;" : "+r"({words}[{i}]));' for i in range(count))
     return "\n".join(f"      {line}" for line in lines)

@@ -188,7 +188,7 @@ class _Writer:
 
     def _moved_steps(self) -> list[Any]:
         """All steps, where factors are copied through registers."""
-        first = [*self._fetch(int64(0)), *self._store(int64(0)), _barrier()]
+        first = [*self._fetch(int64(0)), *self._store(int64(0)), barrier()]
         return [*first, serial_loop(self.steps, self._moved_step, "step")]
 
     def _moved_step(self, step: Any) -> Any:
@@ -198,7 +198,7 @@ class _Writer:
         more = step < self.steps - 1
         fetch = tirx.IfThenElse(more, sequence(self._fetch(step + 1)), None)
         store = tirx.IfThenElse(more, sequence(self._store((step + 1) % 2)), None)
-        return sequence([fetch, multiplied, store, _barrier()])
+        return sequence([fetch, multiplied, store, barrier()])
 
     def _copied_steps(self) -> list[Any]:
         """All steps, where factors get to shared memory by themselves."""
@@ -210,7 +210,7 @@ class _Writer:
         """A step; at the barrier all threads are through with the step before it."""
         ahead = self.cut.stages - 1
         begun = self._begin(self.analyzer.simplify(step + ahead))
-        awaited = [await_copies(ahead - 1).run(), _barrier()]
+        awaited = [await_copies(ahead - 1).run(), barrier()]
         return sequence([*awaited, *begun, self._multiply(step % self.cut.stages)])
 
     def _begin(self, step: Any) -> list[Any]:
@@ -296,7 +296,7 @@ class _Writer:
                 finish((self._batch, row, column + index), self._sum(place, index))
                 for index in range(start, start + width)
             ]
-            part = self._write(stores)
+            part = write_neighbors(self.analyzer, stores)
             if columns % self.cut.columns:
                 part = tirx.IfThenElse(column + start < columns, part, None)
             parts.append(part)
@@ -309,21 +309,26 @@ class _Writer:
         number = (first + index // 2) * 4 + part * 2 + index % 2
         return tirx.BufferLoad(self.sums, [int64(number)])
 
-    def _write(self, stores: Sequence[tuple[Any, Any, list[Any]]]) -> Any:
-        """Write results that are neighbors in memory."""
-        buffer = stores[0][0]
-        places = [list(map(self.analyzer.simplify, indices)) for _, _, indices in stores]
-        words, rest = divmod(len(stores) * int(DataType(str(buffer.dtype)).bits), 32)
-        if len(stores) == 1 or rest:
-            pairs = zip(stores, places, strict=True)
-            return sequence([tirx.BufferStore(buffer, store[1], place) for store, place in pairs])
-        local = _buffer(len(stores), str(buffer.dtype), "results", "local")
-        values = [
-            tirx.BufferStore(local, value, [int64(index)])
-            for index, (_, value, _) in enumerate(stores)
-        ]
-        target = tirx.address_of(tirx.BufferLoad(buffer, places[0]))
-        return sequence([tirx.AllocBuffer(local), *values, write_words(words).run(target, local)])
+
+def write_neighbors(analyzer: sym.Analyzer, stores: Sequence[tuple[Any, Any, list[Any]]]) -> Any:
+    """Write results that are neighbors in memory, all at once if they fill words.
+
+    Args:
+        analyzer: Knows how far the variables go.
+        stores: Buffer, value and indices of each, as a ``Finish`` gives them.
+    """
+    buffer = stores[0][0]
+    places = [list(map(analyzer.simplify, indices)) for _, _, indices in stores]
+    words, rest = divmod(len(stores) * int(DataType(str(buffer.dtype)).bits), 32)
+    if len(stores) == 1 or rest:
+        pairs = zip(stores, places, strict=True)
+        return sequence([tirx.BufferStore(buffer, store[1], place) for store, place in pairs])
+    local = _buffer(len(stores), str(buffer.dtype), "results", "local")
+    values = [
+        tirx.BufferStore(local, value, [int64(index)]) for index, (_, value, _) in enumerate(stores)
+    ]
+    target = tirx.address_of(tirx.BufferLoad(buffer, places[0]))
+    return sequence([tirx.AllocBuffer(local), *values, write_words(words).run(target, local)])
 
 
 def _total(product: Product, slices: int, partial: Any, finish: Finish) -> Any:
@@ -361,5 +366,6 @@ def _buffer(size: int, dtype: str, name: str, scope: str) -> Any:
     return tirx.decl_buffer((size,), dtype, name, scope=scope)
 
 
-def _barrier() -> Any:
+def barrier() -> Any:
+    """A barrier of the threads of a block."""
     return tirx.Evaluate(tirx.op.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))

@@ -252,7 +252,20 @@ def inline_readers(schedule: Schedule, block: Any) -> None:
             return
         if len(readers) > 1 or not is_spatial(schedule.get(readers[0])):
             raise Misfit("the results are read by more than one")
+        _inline_others(schedule, readers[0], block)
         schedule.reverse_compute_inline(readers[0])
+
+
+def _inline_others(schedule: Schedule, reader: Any, block: Any) -> None:
+    """Inline what else a reader of the results reads, such as a mask that is spread out."""
+
+    def is_other(writer: Any) -> bool:
+        node = schedule.get(writer)
+        return is_spatial(node) and not node.same_as(schedule.get(block))
+
+    while others := [w for w in schedule.get_producers(reader) if is_other(w)]:
+        for writer in others:
+            schedule.compute_inline(writer)
 
 
 def check_one_to_one(schedule: Schedule, block: Any) -> None:

@@ -1,0 +1,203 @@
+"""Attention as one kernel: a product, a softmax of its results, and their product with values.
+
+    scores  = finish(query key')          (batch..., queries, keys)
+    weights = softmax(scores)
+    out     = finish(weights value)
+
+These are three kernels of a fused module. If nothing else reads the scores and the weights, and the
+kernel of :mod:`.schedules.attention_kernel` fits, one kernel that stores neither takes their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from hybridc.targets.gpu.limits import Limits
+from hybridc.targets.gpu.schedules import SCHEDULED
+from hybridc.targets.gpu.schedules.attention_kernel import Cut, shared_words, write_attention
+from hybridc.targets.gpu.schedules.factors import Product, extract_product
+from hybridc.targets.gpu.schedules.fragment_choice import MULTIPROCESSORS, SHARED
+from hybridc.targets.gpu.schedules.fragments import check_types
+from hybridc.targets.gpu.schedules.product import only_product, right_along_depth
+from hybridc.targets.gpu.schedules.softmax import check_softmax
+from hybridc.targets.llvm.layout.graph import bindings_of, variables_used
+from hybridc.targets.llvm.schedules.blocks import changed
+from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.statements import int64
+from tvm import relax, tirx
+from tvm.s_tir import SBlockRealize, Schedule
+
+CUTS = (Cut(4, 64), Cut(2, 64), Cut(4, 32), Cut(2, 32))
+"""Ways to cut, in the order in which they are tried."""
+
+
+MOST_SIZE = 256
+"""Most numbers of a value; a lane has half as many in registers."""
+
+
+def attention_in_one(module: tvm.IRModule, limits: Limits) -> tvm.IRModule:
+    """The module with attention in one kernel where that fits.
+
+    Args:
+        module: A Relax ``main`` and the functions that ``FuseTIR`` made.
+        limits: What a block of threads may use.
+    """
+    chains = _find(module)
+    if not chains:
+        return module
+    builder = relax.BlockBuilder(module)
+    kernels: dict[Any, Any] = {}
+    replaced = {}
+    for chain in chains:
+        if chain.functions not in kernels:
+            function = _kernel([module[variable] for variable in chain.functions], limits)
+            kernels[chain.functions] = function and builder.add_func(function, "attention")
+        if kernels[chain.functions] is not None:
+            operands = relax.Tuple([*chain.operands])
+            call = relax.call_tir(kernels[chain.functions], operands, chain.result.ty)
+            replaced[chain.result] = relax.VarBinding(chain.result, call)
+
+    main = module["main"]
+    blocks = [
+        type(block)([replaced.get(binding.var, binding) for binding in block.bindings])
+        for block in main.body.blocks
+    ]
+    body = relax.SeqExpr(blocks, main.body.body)
+    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    builder.update_func(module.get_global_var("main"), function)
+    return relax.transform.DeadCodeElimination()(builder.finalize())
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Calls of three kernels, each of which reads what the one before gives.
+
+    Attributes:
+        functions: The kernels.
+        operands: What they read from elsewhere.
+        result: The variable of the last one's result.
+    """
+
+    functions: tuple[Any, Any, Any]
+    operands: tuple[Any, ...]
+    result: Any
+
+
+def _find(module: tvm.IRModule) -> list[_Chain]:
+    """All chains around a kernel of one operand whose second reader multiplies."""
+    main = module["main"]
+    bindings = list(bindings_of(main))
+    calls = {b.var: b.value for b in bindings if _is_kernel(getattr(b, "value", None))}
+    readers: dict[Any, list[Any]] = {}
+    for binding in bindings:
+        for variable in variables_used(binding.value):
+            readers.setdefault(variable, []).append(binding.var)
+    for variable in variables_used(main.body.body):
+        readers.setdefault(variable, []).append(None)
+    found = []
+    for weights, call in calls.items():
+        chain = _chain(weights, call, calls, readers)
+        found += [chain] if chain is not None else []
+    return found
+
+
+def _is_kernel(value: Any) -> bool:
+    """Whether a value is a call of a kernel with one result, on tensors."""
+    name = str(getattr(getattr(value, "op", None), "name", ""))
+    known = len(getattr(value, "args", ())) == 2 and isinstance(value.ty, relax.TensorType)
+    return name == "relax.call_tir" and known
+
+
+def _chain(
+    weights: Any, call: Any, calls: Mapping[Any, Any], readers: Mapping[Any, list[Any]]
+) -> _Chain | None:
+    """The chain around what may be a softmax."""
+    (scores, *others), after = call.args[1].fields, readers.get(weights, [])
+    if others or scores not in calls or len(readers[scores]) != 1 or len(after) != 1:
+        return None
+    result = after[0]
+    if result not in calls:
+        return None
+    before, last = list(calls[scores].args[1].fields), list(calls[result].args[1].fields)
+    if not last[0].same_as(weights) or any(o.same_as(weights) for o in last[1:]):
+        return None
+    functions = (calls[scores].args[0], call.args[0], calls[result].args[0])
+    return _Chain(functions, (*before, *last[1:]), result)
+
+
+def _kernel(functions: Sequence[tirx.PrimFunc], limits: Limits) -> tirx.PrimFunc | None:
+    """One kernel in place of three, or ``None`` if it does not fit.
+
+    As with the rules, what a schedule primitive refuses by raising does not fit either.
+    """
+    first, softmax, second = functions
+    try:
+        check_softmax(softmax)
+        scores, outputs = _product(first, limits), _product(second, limits)
+        _check_order(first, second, scores, outputs)
+        kernel = write_attention(scores, outputs, choose_cut(scores, outputs))
+    except (Misfit, RuntimeError, ValueError, TypeError):
+        return None
+    root = changed(first.body.block, body=kernel, alloc_buffers=[])
+    params = [*first.params[:-1], *second.params[1:]]
+    function = tirx.PrimFunc(params, SBlockRealize([], True, root), first.ret_type, first.attrs)
+    return function.with_attr(SCHEDULED, True)
+
+
+def _product(function: tirx.PrimFunc, limits: Limits) -> Product:
+    """The product that a function computes, on tensor cores."""
+    schedule = Schedule(tvm.IRModule({"main": function}))
+    main = only_product(schedule)
+    check_types(schedule.get(main), limits)
+    return extract_product(schedule, main, right_along_depth(schedule, main))
+
+
+def _check_order(
+    first: tirx.PrimFunc, second: tirx.PrimFunc, scores: Product, outputs: Product
+) -> None:
+    """Refuse products of which the second does not read the first one's rows as its rows."""
+    batch, rows, keys, _ = scores.shape
+    if outputs.shape[:2] != (batch, rows) or outputs.shape[3] != keys:
+        raise Misfit("other extents")
+    if scores.left.dtype != outputs.left.dtype or not outputs.left.is_loaded:
+        raise Misfit("other types")
+    source, address, when = outputs.left.address_at(*outputs.left.axes)
+    if not (source.same_as(second.params[0]) and scores.store.buffer.same_as(first.params[-1])):
+        raise Misfit("other tensors")
+    if not tvm_ffi.structural_equal(when, tirx.const(True, "bool")):
+        raise Misfit("weights that are left out")
+    _check_address(scores.axes, scores.shape[:3], scores.address())
+    _check_address(outputs.left.axes, (batch, rows, keys), address)
+
+
+def _check_address(axes: tuple[Any, ...], extents: tuple[int, ...], address: Any) -> None:
+    """Refuse a tensor whose elements are not in the order of these axes."""
+    analyzer = tvm.sym.Analyzer()
+    expected: Any = int64(0)
+    for axis, extent in zip(axes, extents, strict=True):
+        analyzer.bind(axis, tvm.ir.Range(int64(0), int64(extent)))
+        expected = expected * extent + axis
+    if not analyzer.can_prove_equal(address, expected):
+        raise Misfit("scores in another order")
+
+
+def choose_cut(scores: Product, outputs: Product) -> Cut:
+    """The way to cut that has room in shared memory, and blocks for all multiprocessors if any has.
+
+    Raises:
+        Misfit: Rows are too long.
+    """
+    if outputs.shape[2] > MOST_SIZE:
+        raise Misfit("more sums than registers")
+    fits = [cut for cut in CUTS if 4 * shared_words(scores, outputs, cut) <= SHARED]
+    if not fits:
+        raise Misfit("heads that are too large")
+    batch, rows, _, _ = scores.shape
+    for cut in fits:
+        if batch * -(-rows // cut.rows) >= MULTIPROCESSORS:
+            return cut
+    return min(fits, key=lambda cut: cut.rows)
