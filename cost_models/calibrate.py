@@ -40,25 +40,39 @@ def calibrate(
         measurements: Groups with their times on the device.
         device: Its profile, for peaks and bandwidths.
     """
-    rows = [one for one in measurements if one.work.is_known and not one.work.is_view]
+    rows = [
+        one
+        for one in measurements
+        if one.work.is_known and not one.work.is_view and not one.is_lost
+    ]
     if len(rows) < FEWEST:
         return None
     rows = sorted(rows, key=lambda one: one.work.signature)
-    return _fit(rows, device, _held_out_error(rows, device))
+    return fit_roofline(rows, device, _held_out_error(rows, device))
 
 
 def _held_out_error(rows: Sequence[Measurement], device: DeviceProfile) -> float:
     """Median relative error on groups left out; what cannot be predicted counts as wholly wrong."""
     errors = []
     for fold in range(_FOLDS):
-        model = _fit([r for i, r in enumerate(rows) if i % _FOLDS != fold], device, 0.0)
+        model = fit_roofline([r for i, r in enumerate(rows) if i % _FOLDS != fold], device)
         for row in rows[fold::_FOLDS]:
             cost = model.estimate(row.work, device)
             errors.append(1.0 if cost is None else abs(cost.seconds / row.seconds - 1))
     return statistics.median(errors)
 
 
-def _fit(rows: Sequence[Measurement], device: DeviceProfile, error: float) -> CalibratedRoofline:
+def fit_roofline(
+    measurements: Sequence[Measurement], device: DeviceProfile, error: float = 1.0
+) -> CalibratedRoofline:
+    """A roofline fitted to measurements of groups that compute or move something.
+
+    Args:
+        measurements: At least one.
+        device: The device's profile.
+        error: What is known about its error on other groups.
+    """
+    rows = sorted(measurements, key=lambda one: one.work.signature)
     kinds = sorted({kind for row in rows for kind in ideal_seconds(row.work, device)})
     features = np.array([_features(row.work, device, kinds) for row in rows])
     seconds = np.array([row.seconds for row in rows])

@@ -1,7 +1,8 @@
 """A cost, and what every model of costs offers.
 
 Where several models know a group, the one to be trusted most answers: measured on the very device,
-then a roofline fitted to measurements, then a roofline out of a data sheet.
+then learned from other models, then a roofline fitted to measurements, then a roofline out of a
+data sheet.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.group_work import GroupWork
 
 MEASURED = "measured"
+LEARNED = "learned"
 CALIBRATED = "calibrated"
 DATA_SHEET = "data sheet"
 UNKNOWN = "unknown"
@@ -26,8 +28,9 @@ class Cost:
     Attributes:
         seconds: Time of one run, with the launch of its kernel.
         bytes: Bytes that it reads and writes.
-        source: Where the time comes from: ``measured``, ``calibrated``, ``data sheet``, or
-            ``unknown`` where a size is not known and the time is that of a launch.
+        source: Where the time comes from: ``measured``, ``learned``, ``calibrated``,
+            ``data sheet``, or ``unknown`` where a size is not known and the time is that of a
+            launch.
         confidence: One minus the relative error to be expected, from 0 to 1.
     """
 

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridc.cost_models.calibrate import calibrate
-from hybridc.cost_models.cost import Cost, CostModel, Ranked
+from hybridc.cost_models.cost import LEARNED, Cost, CostModel, Ranked
 from hybridc.cost_models.device import DeviceProfile, load_json, parse_profile, read_profile_text
 from hybridc.cost_models.group_work import GroupWork
+from hybridc.cost_models.learned import (
+    LearnedFile,
+    learned_for,
+    parse_learned,
+    shipped_learned,
+)
 from hybridc.cost_models.measured import Code, Measured, parse_measurements
 from hybridc.cost_models.roofline import Roofline
 
@@ -60,13 +66,28 @@ def load_device(name: str, code: Code, device: str = "") -> DeviceModel:
     if DEVICES in data:
         data = _entry(data, code, device, where)
     measurements = parse_measurements(data.pop("measurements", []), where)
+    own = data.pop(LEARNED, None)
     profile = parse_profile(data, where)
     fitting = [one for one in measurements if one.code.key == code.key]
     fitted = calibrate(fitting, profile)
     models: list[CostModel] = [Measured(measurements, code), Roofline()]
     if fitted is not None:
         models.insert(1, fitted)
+        trees = _learned(own, code.kind, where)
+        learned = learned_for(trees, fitting, profile) if trees else None
+        if learned is not None:
+            models.insert(1, learned)
     return DeviceModel(profile, Ranked(models))
+
+
+def _learned(own: Mapping[str, Any] | None, kind: str, where: str) -> LearnedFile | None:
+    """A device's own trees, or those that come with hybridc for its kind of target."""
+    if own is None:
+        return shipped_learned(kind)
+    trees = parse_learned(own, where)
+    if trees.kind != kind:
+        raise UsageError(f"{where} has trees for {trees.kind} in a device of kind {kind}")
+    return trees
 
 
 def measured_devices(path: str, codes: Mapping[str, Code]) -> list[str]:
@@ -86,37 +107,43 @@ def _entry(data: Mapping[str, Any], code: Code, device: str, where: str) -> dict
     """The profile of a device in a machine's file, with its measurements."""
     found = _matches(data, code, device, where)
     if not found:
-        known = ", ".join(f"{e.kind}:{e.specification}" for e in _entries(data, where).values())
+        known = ", ".join(f"{e.kind}:{e.specification}" for e in read_entries(data, where).values())
         raise UsageError(
             f"{where} has no device for {code.kind}:{code.specification}; it has {known}"
         )
     entry = data[DEVICES][found[0]]
-    return {**entry["profile"], "measurements": entry["measurements"]}
+    own = {LEARNED: entry[LEARNED]} if entry.get(LEARNED) else {}
+    return {**entry["profile"], "measurements": entry["measurements"], **own}
 
 
 def _matches(data: Mapping[str, Any], code: Code, device: str, where: str) -> list[str]:
     """Devices that ran code of the same target: the one of that name alone, if there is one."""
     found = [
         name
-        for name, entry in _entries(data, where).items()
+        for name, entry in read_entries(data, where).items()
         if (entry.kind, entry.specification) == (code.kind, code.specification)
     ]
     return [device] if device in found else found
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """What of a device's entry is needed to choose it; the rest is read when it is."""
 
     kind: str
     specification: str
 
 
-def _entries(data: Mapping[str, Any], where: str) -> dict[str, _Entry]:
+def read_entries(data: Mapping[str, Any], where: str) -> dict[str, Entry]:
+    """Kind and specification of the devices in a machine's file.
+
+    Raises:
+        UsageError: It is no such file.
+    """
     try:
         if str(data.get("schema", "")).partition(".")[0] != "1":
             raise ValueError(f"its schema is {data.get('schema')!r}, and this reads 1.0")
-        found: dict[str, _Entry] = build_record(Mapping[str, _Entry], data[DEVICES], DEVICES)
+        found: dict[str, Entry] = build_record(Mapping[str, Entry], data[DEVICES], DEVICES)
         for name in found:
             if not {"profile", "measurements"} <= set(data[DEVICES][name]):
                 raise ValueError(f"{name} has no profile or no measurements")

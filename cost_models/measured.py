@@ -57,12 +57,17 @@ class Measurement:
     spread: float
     runs: int
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the spread is as large as the time: what was taken off it drowned it."""
+        return self.spread >= 1
+
 
 class Measured:
     """Measurements by signature, of one device with the code of one target."""
 
     def __init__(self, measurements: Sequence[Measurement], code: Code) -> None:
-        fitting = [one for one in measurements if one.code.key == code.key]
+        fitting = [one for one in measurements if one.code.key == code.key and not one.is_lost]
         self._found = {one.work.signature: one for one in fitting}
 
     def estimate(self, group: GroupWork, device: DeviceProfile) -> Cost | None:

@@ -30,6 +30,9 @@ from hybridc.errors import UsageError
 from hybridc.runtime import cuda
 from hybridc.runtime.threads import Cores
 
+_CERTAIN = 0.5
+"""Spread below which a time is good enough to be a peak."""
+
 
 @dataclass(frozen=True)
 class Kernels:
@@ -105,9 +108,16 @@ def _figure(name: str, time: Timing, value: float | None = None) -> Figure:
 
 
 def _peaks(own: Sequence[tuple[Kernel, Timing]]) -> tuple[dict[str, float], list[Figure]]:
-    """The best rate by element type, of products and convolutions."""
+    """The best rate by element type, of products and convolutions.
+
+    A time of which little was left after the call was taken off may be far too short, so only those
+    that are known well make a peak, if there are some.
+    """
     best: dict[str, tuple[float, Timing]] = {}
-    for kernel, time in own:
+    certain = [row for row in own if row[1].spread < _CERTAIN]
+    dtypes = {kernel.work.nodes[0].dtype for kernel, _ in certain}
+    others = [row for row in own if row[0].work.nodes[0].dtype not in dtypes]
+    for kernel, time in (*certain, *others):
         anchor = kernel.work.nodes[0]
         rate = kernel.work.operations / time.seconds
         if anchor.kind in (PRODUCT, CONVOLUTION) and rate > best.get(anchor.dtype, (0.0, time))[0]:

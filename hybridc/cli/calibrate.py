@@ -1,4 +1,4 @@
-"""``hybridc calibrate build`` and ``hybridc calibrate run``."""
+"""``hybridc calibrate build``, ``hybridc calibrate run`` and ``hybridc calibrate train``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hybridc.cli.output import format_option, progress, show, table
 if TYPE_CHECKING:
     from hybridc.calibration.build import Report
     from hybridc.calibration.machine import Machine, MachineDevice
+    from hybridc.cost_models.learned import LearnedFile
 
 
 @click.group("calibrate")
@@ -121,6 +122,63 @@ def run(bundle: Path, output: Path, seconds: float, format_: str) -> None:
     machine = run_calibration(bundle, seconds, progress())
     write_text(output, to_json(machine), "what was measured")
     show(format_, dataclasses.asdict(machine), lambda: _run_lines(output, machine))
+
+
+@command.command("train")
+@click.argument("machines", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--kind", default="llvm", show_default=True, help="Kind of target whose devices are learned."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to write the trees by themselves, as JSON.",
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A machine's file: its devices of that kind get the trees, in place of those that come "
+    "with hybridc.",
+)
+@format_option
+def train(
+    machines: tuple[Path, ...], kind: str, output: Path | None, into: Path | None, format_: str
+) -> None:
+    """Learn what groups cost from MACHINES, files that run wrote, each with other models.
+
+    What comes out estimates groups that were not measured better than a roofline does. Its error is
+    that on files left out, one after the other.
+    """
+    from hybridc.cost_models.learned import to_json
+    from hybridc.cost_models.train import read_sources, store_in_machine
+    from hybridc.cost_models.train import train as train_trees
+    from hybridc.errors import UsageError
+
+    if output is None and into is None:
+        raise UsageError("say where the trees go: --output FILE, or --into a machine's file")
+    sources = read_sources(machines, kind)
+    devices = ", ".join(sorted({source.profile.name for source in sources}))
+    trees = train_trees(sources, kind, f"{len(sources)} measurements of models on: {devices}")
+    if output is not None:
+        write_text(output, to_json(trees), "the trees")
+    if into is not None:
+        write_text(into, store_in_machine(trees, into), "the machine's file")
+    data = {"kind": kind, "held_out": dataclasses.asdict(trees.held_out)}
+    show(format_, data, lambda: _train_lines(trees))
+
+
+def _train_lines(trees: LearnedFile) -> list[str]:
+    found = trees.held_out
+    rows = [
+        ["median error", "learned", "roofline"],
+        ["of a group", f"{found.error:.0%}", f"{found.roofline_error:.0%}"],
+        ["of all groups of a file", f"{found.sum_error:.0%}", f"{found.roofline_sum_error:.0%}"],
+    ]
+    head = f"{trees.kind}: {found.groups} groups of {found.sources} files, each left out once"
+    return [head, *table(rows)]
 
 
 def _build_lines(report: Report) -> list[str]:

@@ -244,12 +244,28 @@ def group_lines(plan: PlanFile, group: PlanGroup) -> list[str]:
     if group.costs:
         rows = [["device", "time", "source", "confidence", "copies", "in all"]]
         rows += [_cost_row(plan, group, cost) for cost in group.costs]
-        lines += ["if it ran elsewhere, all else as it is:", *table(rows)]
+        lines += ["if it ran elsewhere, all else as it is:", *table(rows), *_source_lines(group)]
     for device, text in group.refused.items():
         lines.append(f"{device} cannot compile it: {text}")
     for device, text in group.excluded.items():
         lines.append(f"not on {device}: {text}")
     return lines
+
+
+_FROM = {
+    "learned": "trees that were trained on measurements of other models",
+    "calibrated": "a roofline that was fitted to measurements of the device",
+}
+
+
+def _source_lines(group: PlanGroup) -> list[str]:
+    """How far off times are that were not measured, by what left-out groups showed."""
+    found = {(cost.source, f"{1 - cost.confidence:.0%}") for cost in group.costs}
+    return [
+        f"  {source}: {_FROM[source]}; median error {error} on groups left out of that"
+        for source, error in sorted(found)
+        if source in _FROM
+    ]
 
 
 def _cost_row(plan: PlanFile, group: PlanGroup, cost: PlanCost) -> list[str]:

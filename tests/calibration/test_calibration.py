@@ -7,8 +7,9 @@ import sys
 
 import onnx_ir as ir
 import pytest
-from hybridc.cost_models.cost import CALIBRATED, MEASURED
+from hybridc.cost_models.cost import CALIBRATED, LEARNED, MEASURED
 from hybridc.cost_models.group_work import describe_group
+from hybridc.cost_models.learned import shipped_learned
 from hybridc.cost_models.link import Route
 from hybridc.cost_models.load import load_device
 from hybridc.cost_models.measured import Code
@@ -97,8 +98,8 @@ def test_a_plan_by_measured_costs(calibration, monkeypatch, how):
             assert costs[name]["source"] == MEASURED
 
 
-def test_a_group_that_was_not_measured_is_calibrated(calibration):
-    """With the fit to the micro-kernels, and its error as confidence."""
+def test_a_group_that_was_not_measured_is_learned(calibration):
+    """By the trees that come with hybridc: their anchors are the micro-kernels of this version."""
     machine = json.loads((calibration / "machine.json").read_text())
     entry = machine["devices"]["llvm:0"]
     code = Code("llvm", "", entry["measurements"][0]["code"]["versions"])
@@ -106,8 +107,10 @@ def test_a_group_that_was_not_measured_is_calibrated(calibration):
     other = make_model([node("MatMul", "x w", "y", "n")], {"x": (9, 77)}, {"y": (9, 55)}, {})
     other.graph.input.append(make_model([], {"w": (77, 55)}, {}).graph.input[0])
     cost = model.estimate(describe_group(list(ir.from_proto(other).graph)))
-    assert cost.source == CALIBRATED
+    assert (cost.source, cost.confidence) == (LEARNED, 1 - shipped_learned("llvm").held_out.error)
     assert cost.seconds > 0
+    measured = {row["work"]["signature"] for row in entry["measurements"]}
+    assert set(shipped_learned("llvm").anchors) <= measured
 
 
 def test_compile_takes_the_costs(calibration, monkeypatch):
