@@ -35,6 +35,12 @@ _LOG = logging.getLogger("hybridc.remote")
 _SPARE = 1.5
 """The time that is left for the plan without the server, as a multiple of what it takes."""
 
+_SLACK, _SLACK_SECONDS = 0.1, 0.05
+"""What is left of a call's time at its end: a share, and at most so much.
+
+A thread that waits is woken late where a machine has much to do.
+"""
+
 
 @dataclass
 class _Call:
@@ -291,9 +297,11 @@ class HybridModel(Model):
         return begun
 
     def _spare(self) -> float:
-        """Seconds to leave for the local plan; none if it could not keep the deadline anyway."""
-        spare = _SPARE * self._chooser.local_seconds()
-        return spare if spare < self._settings.deadline else 0.0
+        """Seconds that the server does not get: for the local plan if it can keep the deadline."""
+        deadline = self._settings.deadline
+        slack = min(_SLACK * deadline, _SLACK_SECONDS)
+        spare = slack + _SPARE * self._chooser.local_seconds()
+        return spare if spare < deadline else slack
 
     def _run_plan(
         self, plan: PlanSpec, tensors: list[Any], call: _Call

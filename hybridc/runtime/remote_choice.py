@@ -84,9 +84,11 @@ class Chooser:
         return LinkSpec(round_trip, 1 / max(per_byte, 1e-12))
 
     def local_seconds(self) -> float:
-        """Time of the plan without the server; 0 if there is none."""
+        """Longest recent time of the plan without the server; 0 if there is none."""
         local = next((plan for plan in self._plans if not plan.round_trips), None)
-        return self._edge(local) if local else 0.0
+        if local is None:
+            return 0.0
+        return max(self._times[local.name].edge, default=self._edge(local))
 
     def seconds(self, plan: PlanSpec) -> float:
         """Expected time of a run of a plan."""

@@ -357,9 +357,10 @@ def test_a_plan_that_is_not_there(hybrid, server):
 def test_the_server_gets_what_the_local_plan_leaves_of_the_deadline(hybrid, server):
     with load(hybrid, server.address, plan=None, deadline=1.0) as model:
         local = next(plan for plan in model.manifest.plans if plan.name == "local")
-        for seconds, spare in ((0.2, 0.3), (5.0, 0.0)):
-            for _ in range(3):
-                model._chooser.note_run(local, seconds, 0.0)
+        slack = 0.05
+        for seconds, spare in ((0.2, 0.3 + slack), (5.0, slack)):
+            for own in (seconds, seconds / 10, seconds / 10):  # the slowest counts
+                model._chooser.note_run(local, own, 0.0)
             assert model._spare() == pytest.approx(spare)
 
 
