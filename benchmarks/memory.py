@@ -11,9 +11,9 @@ median of several. Linux keeps the largest resident set of a process, and sets i
     private   the part of that which no other process can share: all but pages of mapped files
     run       growth of the peak in the runs, once the model is loaded
 
-Against ``run`` stands what the manifest says of intermediate tensors. It is measured in processes
-of its own, in which the pages of all mapped files, the weights and the code, are touched before the
-first run. Besides intermediate tensors it has the outputs and what each thread works in.
+Against ``run`` stands what the manifest says of intermediate tensors and of what each thread works
+in. It is measured in processes of its own, in which the pages of all mapped files, the weights and
+the code, are touched before the first run. Besides it has the outputs.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def in_processes(
     return {name: statistics.median(row[name] for row in rows) / MIB for name in rows[0]}
 
 
-def compile_bundle(model: Path, feeds: Mapping[str, np.ndarray], bundle: Path, target: str) -> int:
+def compile_bundle(
+    model: Path, feeds: Mapping[str, np.ndarray], bundle: Path, target: str, threads: int
+) -> int:
     """Compile a model for the shapes of its inputs; returns its planned peak in bytes."""
     command = [sys.executable, "-P", "-m", "hybridc", "compile", str(model), "-o", str(bundle)]
     command += ["--target", target, "--no-verify", "--no-fallback", "--format", "json"]
@@ -150,7 +152,7 @@ def compile_bundle(model: Path, feeds: Mapping[str, np.ndarray], bundle: Path, t
             command += ["--shape", f"{name}={'x'.join(map(str, array.shape))}"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     parts = json.loads(done.stdout)["manifest"]["parts"]
-    return sum(int(part["memory_bytes"]) for part in parts)
+    return sum(part["memory_bytes"] + threads * part["thread_bytes"] for part in parts)
 
 
 def compare(name: str, threads: int, target: str) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def compare(name: str, threads: int, target: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         inputs, bundle = Path(folder) / "inputs.npz", Path(folder) / "model.hyb"
         np.savez(inputs, **feeds)
-        planned = compile_bundle(path, feeds, bundle, target)
+        planned = compile_bundle(path, feeds, bundle, target, threads)
         engines = {
             "hybridc": in_processes("hybridc", bundle, inputs, threads, False),
             "onnxruntime": in_processes("onnxruntime", path, inputs, threads, False),

@@ -298,11 +298,12 @@ def _build_parts(
 
 
 def keep_memory(parts: Sequence[BuiltPart], rules: Rules) -> None:
-    """Hold the built code to the limits on memory: its weights and its intermediate tensors."""
+    """Hold the built code to the limits on memory: weights, intermediate tensors, one thread's."""
     for rule in rules.limits:
         own = [item for item in parts if item.part.device.name == rule.device]
         weights = {name: array.nbytes for item in own for name, array in _weights(item)}
-        used = sum(weights.values()) + sum(item.artifact.memory_bytes for item in own)
+        work = (item.artifact.memory_bytes + item.artifact.thread_bytes for item in own)
+        used = sum(weights.values()) + sum(work)
         if rule.option == "memory" and used > rule.most:
             raise BudgetError(
                 f"{rule} is not kept: the code that was built takes {used} bytes there, "

@@ -193,6 +193,7 @@ def part_spec(item: BuiltPart) -> PartSpec:
         nodes=tuple(str(node.name) for node in part.nodes),
         memory_bytes=item.artifact.memory_bytes,
         companions=tuple(f"parts/{name}" for name in item.artifact.companions),
+        thread_bytes=item.artifact.thread_bytes,
     )
 
 

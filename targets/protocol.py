@@ -82,6 +82,7 @@ class Artifact:
         weights: The weights by name, in the order in which the library takes them.
         suffix: How the library's file name ends.
         companions: Other libraries that it needs, by file name.
+        thread_bytes: What each thread takes to work in, at most, as far as it is planned.
     """
 
     library: bytes
@@ -90,6 +91,7 @@ class Artifact:
     weights: Mapping[str, Array] = field(default_factory=dict)
     suffix: str = ".so"
     companions: Mapping[str, bytes] = field(default_factory=dict)
+    thread_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,5 +187,12 @@ class TunableTarget(Target, Protocol):
     def with_tuning(self, tuning: Tuning) -> Target:
         """The same target, which builds kernels with these choices."""
 
-    def kernels(self, lowered: Any, specification: str) -> Sequence[TunableKernel]:
-        """The kernels of what :meth:`lower` gave for which there is something to choose."""
+    def kernels(self, lowered: Any, device: Device) -> Sequence[TunableKernel]:
+        """The kernels of what :meth:`lower` gave for which there is something to choose.
+
+        Raises:
+            DeviceError: This machine lacks what measuring needs.
+        """
+
+    def machine(self, device: Device) -> str:
+        """Name of what measures kernels for a device on this machine, which can run them."""

@@ -147,6 +147,7 @@ class PartSpec:
         nodes: ONNX names of the nodes it runs.
         memory_bytes: Planned peak of its intermediate tensors.
         companions: Paths of other libraries that its library needs.
+        thread_bytes: What each thread takes besides, to work in.
         remote: Who runs it instead, if a server does; then it has no library.
     """
 
@@ -159,6 +160,7 @@ class PartSpec:
     nodes: tuple[str, ...]
     memory_bytes: int = 0
     companions: tuple[str, ...] = ()
+    thread_bytes: int = 0
     remote: RemoteSpec | None = None
 
 

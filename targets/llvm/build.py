@@ -21,7 +21,7 @@ from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.object_cache import ObjectCache
 from hybridc.targets.llvm.objects import build_objects
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products
-from hybridc.targets.llvm.scratch import plan_scratch
+from hybridc.targets.llvm.scratch import plan_scratch, thread_bytes
 from hybridc.targets.llvm.sizes import note_ranges
 from hybridc.targets.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
@@ -65,7 +65,9 @@ def build(
     texts = (graph.script(show_meta=False), *(kernel.text for kernel in kernels.values()))
     extra = any(map(_EXTRA_FUNCTION.search, texts))
     stems = ("tvm_runtime", "tvm_runtime_extra") if extra else ("tvm_runtime",)
-    return Artifact(library, planned_bytes(graph), stems, weights)
+    return Artifact(
+        library, planned_bytes(graph), stems, weights, thread_bytes=thread_bytes(fused, cpu)
+    )
 
 
 def make_kernels(

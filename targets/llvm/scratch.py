@@ -2,11 +2,13 @@
 
 The schedule alone knows what a kernel keeps for its own, and kernels are scheduled after memory was
 planned, or not at all if they were built before. What is large is the transformed input, and its
-size follows from the geometry: so a kernel gets it as a parameter before it is scheduled.
+size follows from the geometry: so a kernel gets it as a parameter before it is scheduled. What
+every task has for its own is as large as the number of threads makes it, and is only counted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +17,11 @@ from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
 from hybridc.targets.llvm.schedules.blocks import collect
 from hybridc.targets.llvm.schedules.winograd import SCRATCH, WINOGRAD
-from hybridc.targets.llvm.schedules.winograd_tiles import choose_chunking, inputs_shape
+from hybridc.targets.llvm.schedules.winograd_tiles import (
+    choose_chunking,
+    inputs_shape,
+    products_shape,
+)
 from hybridc.targets.scratch import give_scratch, with_parameters
 from tvm import tirx
 from tvm.s_tir import SBlock
@@ -32,13 +38,31 @@ def plan_scratch(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
     return give_scratch(module, lifted)
 
 
+def thread_bytes(module: tvm.IRModule, cpu: Cpu) -> int:
+    """What a thread keeps of its own in the Winograd convolution of the module that needs most."""
+    found = (_convolutions(function) for function in module.functions.values())
+    return max((_own_bytes(g, cpu) for convolutions in found for g in convolutions), default=0)
+
+
+def _own_bytes(geometry: Geometry, cpu: Cpu) -> int:
+    chunking = choose_chunking(geometry, cpu)
+    buffers = [products_shape(geometry, chunking)]
+    if not chunking.is_shared:
+        buffers.append(inputs_shape(geometry, chunking))
+    return sum(map(math.prod, buffers)) * cpu.vector_bytes // geometry.lanes
+
+
+def _convolutions(function: Any) -> Iterator[Geometry]:
+    """The Winograd convolutions of a fused function."""
+    if isinstance(function, tirx.PrimFunc):
+        for block in collect(function.body, SBlock):
+            if WINOGRAD in block.annotations:
+                yield Geometry(*map(int, block.annotations[WINOGRAD]))
+
+
 def _shared_inputs(function: Any, cpu: Cpu) -> Iterator[Any]:
     """The transformed inputs of the function's Winograd convolution, if all tasks share them."""
-    if not isinstance(function, tirx.PrimFunc):
-        return
-    blocks = collect(function.body, SBlock)
-    for sizes in (block.annotations[WINOGRAD] for block in blocks if WINOGRAD in block.annotations):
-        geometry = Geometry(*map(int, sizes))
+    for geometry in _convolutions(function):
         chunking = choose_chunking(geometry, cpu)
         if chunking.is_shared:
             shape = [tirx.IntImm("int64", size) for size in inputs_shape(geometry, chunking)]

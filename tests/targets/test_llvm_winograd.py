@@ -48,7 +48,7 @@ from hybridc.targets.llvm.schedules.winograd_transforms import (  # noqa: E402
     transform_weight,
     weight_matrix,
 )
-from hybridc.targets.llvm.scratch import plan_scratch  # noqa: E402
+from hybridc.targets.llvm.scratch import plan_scratch, thread_bytes  # noqa: E402
 from hybridc.targets.llvm.sizes import with_ranges  # noqa: E402
 from hybridc.targets.memory import planned_bytes  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
@@ -294,6 +294,34 @@ def test_what_tasks_share_is_planned(cpu: Cpu, monkeypatch: pytest.MonkeyPatch) 
     assert owned == [2, 0]
     assert planned[0] < planned[1]
     assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_a_thread_takes_is_counted(
+    cpu: Cpu, monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    """It is what the kernel that needs most allocates in its tasks."""
+
+    def chunked(found: Geometry, *_: Any) -> Any:
+        return chunking_of(found, cpu, (10, 2), is_shared)
+
+    for place in (winograd, scratch):
+        monkeypatch.setattr(place, "choose_chunking", chunked)
+    module, weights = network((1, 64, 28, 28), convolutions)
+    with cpu.target:
+        kernels, _ = make_kernels(module, weights, cpu)
+        counted = thread_bytes(kernels, cpu)
+        scheduled = schedule_module(plan_scratch(kernels, cpu), cpu)
+    functions = [f for f in scheduled.functions.values() if isinstance(f, tirx.PrimFunc)]
+    own = [
+        sum(
+            int(np.prod([int(dim) for dim in found.buffer.shape])) * 4
+            for found in collect(function.body, tirx.AllocBuffer)
+            if found.buffer.name in ("inputs", "products")
+        )
+        for function in functions
+    ]
+    assert counted == max(own) > 0
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

@@ -36,6 +36,7 @@ from hybridc.targets.llvm.schedules.winograd_tiles import (
     choose_chunking,
     inputs_shape,
     product_geometry,
+    products_shape,
     tiles_of,
 )
 from hybridc.targets.llvm.schedules.winograd_transforms import (
@@ -203,7 +204,7 @@ class _Writer:
         The chunk's inputs are in ``inputs[slot]``.
         """
         g, c = self.geometry, self.chunking
-        products = self._buffer((self.edge**2, g.vectors, c.tiles, g.lanes), "products")
+        products = self._buffer(products_shape(g, c), "products")
         statements: list[Any] = []
         first = _bound(tirx.floormod(task, int64(c.chunks)) * c.tiles, statements)
         start = _bound(tirx.floordiv(task, int64(c.chunks)) * c.panels, statements)

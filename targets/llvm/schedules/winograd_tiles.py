@@ -218,6 +218,12 @@ def inputs_shape(geometry: Geometry, chunking: Chunking) -> tuple[int, ...]:
     return (c.chunks if c.is_shared else 1, blocks, edge**2, c.tiles, g.lanes)
 
 
+def products_shape(geometry: Geometry, chunking: Chunking) -> tuple[int, ...]:
+    """Shape of the products ``(position, vector, tile, lane)`` of a chunk and one panel."""
+    g = geometry
+    return ((g.winograd + TAPS - 1) ** 2, g.vectors, chunking.tiles, g.lanes)
+
+
 @lru_cache(maxsize=1024)
 def _tiling(geometry: Geometry, cpu: Cpu, tiles: int) -> Tiling:
     return choose_tiling(product_geometry(geometry, tiles), cpu.untuned, False)
