@@ -132,7 +132,7 @@ def run_of_kernel(model: onnx.ModelProto, target: str) -> tuple[Callable[[], Any
     _, placed, _, _ = plan_model(source_of(model), options)
     (device,) = options.devices
     builder = target_of(device, options)
-    kernels = [k for part in placed.lowered for k in builder.kernels(part, device.specification)]
+    kernels = [k for part in placed.lowered for k in builder.kernels(part, device)]
     if len(kernels) != 1:
         return None
     use_threads(1)

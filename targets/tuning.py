@@ -78,7 +78,7 @@ UNTUNED = Tuning()
 """Every choice by estimate."""
 
 Run = Callable[[int], None]
-"""Runs a kernel so many times."""
+"""Runs a kernel so many times, and waits until they are done."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,16 @@ class TunableKernel:
     Attributes:
         problem: What is chosen for.
         cost: Estimate for all its calls in a run of the model, in a unit of the target.
-        candidates: All choices, the best by estimate first; each gives other code.
-        build: Machine code with a choice.
+        candidates: All choices, the best by estimate first.
+        build: Machine code with a choice; ``None`` if the choice gives no code of its own.
+        at_once: A run is of a multiple of so many times.
     """
 
     problem: Problem
     cost: float
     candidates: Sequence[Figures]
-    build: Callable[[Figures], Run]
+    build: Callable[[Figures], Run | None]
+    at_once: int = 1
 
 
 def each_problem_once(kernels: Iterable[TunableKernel]) -> list[TunableKernel]:

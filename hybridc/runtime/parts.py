@@ -80,10 +80,15 @@ class CompiledPart:
 
     def machine(self) -> Any:
         """A new virtual machine, ready to run."""
-        machine = self.library["vm_load_executable"]()
-        places = [self.place] if self.place == HOST else [self.place, HOST]
-        machine["vm_initialization"](*(n for place in places for n in (*place, _POOLED)))
-        return machine
+        return start_machine(self.library, self.place)
+
+
+def start_machine(library: Any, place: Place) -> Any:
+    """A new virtual machine for a loaded library, which computes at a place."""
+    machine = library["vm_load_executable"]()
+    places = [place] if place == HOST else [place, HOST]
+    machine["vm_initialization"](*(n for one in places for n in (*one, _POOLED)))
+    return machine
 
 
 def load_part(

@@ -79,8 +79,8 @@ class TuningFile:
     Attributes:
         schema: ``major.minor`` of this description.
         code: What the choices are for.
-        machine: Name of the processor that measured last.
-        threads: How many threads its kernels used.
+        machine: Name of the processor or the GPU that measured.
+        threads: How many threads kernels on the processor could use.
         kernels: The kernels, sorted.
     """
 

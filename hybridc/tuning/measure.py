@@ -69,7 +69,7 @@ def measure_kernels(
     end = clock() + seconds
     for kernel in sorted(kernels, key=lambda k: (-k.cost, k.problem.kind, k.problem.sizes)):
         runs = _build(kernel, end, clock)
-        turns = _take_turns(runs, end, clock)
+        turns = _take_turns(runs, kernel.at_once, end, clock)
         if len(runs) > 1 and len(turns) >= FEWEST_ROUNDS:
             yield _judge(kernel.problem, list(runs), turns)
         if clock() >= end:
@@ -77,16 +77,20 @@ def measure_kernels(
 
 
 def _build(kernel: TunableKernel, end: float, clock: Clock) -> dict[Figures, Run]:
-    """The first candidates, as many as there is time for."""
+    """The first candidates with code of their own, as many as there is time for."""
     runs: dict[Figures, Run] = {}
-    for choice in kernel.candidates[:FEW]:
-        if clock() >= end:
+    for choice in kernel.candidates:
+        if len(runs) == FEW or clock() >= end:
             break
-        runs[choice] = kernel.build(choice)
+        run = kernel.build(choice)
+        if run is not None:
+            runs[choice] = run
     return runs
 
 
-def _take_turns(runs: Mapping[Figures, Run], end: float, clock: Clock) -> list[list[float]]:
+def _take_turns(
+    runs: Mapping[Figures, Run], step: int, end: float, clock: Clock
+) -> list[list[float]]:
     """Seconds of each candidate, for each round that there was time for."""
     turns: list[list[float]] = []
     counts: list[int] = []
@@ -94,16 +98,16 @@ def _take_turns(runs: Mapping[Figures, Run], end: float, clock: Clock) -> list[l
         if clock() >= end:
             break
         if not counts:
-            counts = [_count(run, clock) for run in runs.values()]
+            counts = [_count(run, step, clock) for run in runs.values()]
         turns.append([_time(run, n, clock) for run, n in zip(runs.values(), counts, strict=True)])
     return turns
 
 
-def _count(run: Run, clock: Clock) -> int:
-    """How often to run a candidate in a turn; it has then run before."""
-    run(1)
-    once = max(_time(run, 1, clock), 1e-9)
-    return max(1, round(TURN_SECONDS / once))
+def _count(run: Run, step: int, clock: Clock) -> int:
+    """How often to run a candidate in a turn, a multiple of ``step``; it has then run before."""
+    run(step)
+    once = max(_time(run, step, clock), 1e-9)
+    return max(1, round(TURN_SECONDS / once / step)) * step
 
 
 def _time(run: Run, count: int, clock: Clock) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,8 @@ def tuned_target(target: Target, device: Device, job: TuningJob | None) -> Targe
 def open_tuning(path: Path, seconds: float | None, devices: Sequence[Device]) -> TuningJob:
     """Read a tuning file, or begin one where ``seconds`` says that kernels are to be measured.
 
+    One that is begun is for the first of the devices that this machine can measure.
+
     Raises:
         UsageError: The file is damaged or for something else, or the devices cannot be tuned.
         DeviceError: Kernels are to be measured that this machine cannot run.
@@ -55,9 +57,13 @@ def open_tuning(path: Path, seconds: float | None, devices: Sequence[Device]) ->
         file = read_file(path)
         if file.code not in codes:
             check_code(file, path, next(iter(codes)))
-        return TuningJob(path, file, _checked(seconds, codes, file.code))
-    code = next(iter(codes))
-    return TuningJob(path, TuningFile(SCHEMA, code, "", 0), _checked(seconds, codes, code))
+        if seconds is not None:
+            _check_machine(file, path, codes[file.code])
+        return TuningJob(path, file, seconds)
+    here = (code for code, device in codes.items() if _why_not(device) is None)
+    code = next(here, next(iter(codes)))
+    _check_measurable(codes[code])
+    return TuningJob(path, TuningFile(SCHEMA, code, "", 0), seconds)
 
 
 def _codes(devices: Sequence[Device]) -> dict[Code, Device]:
@@ -70,7 +76,7 @@ def _codes(devices: Sequence[Device]) -> dict[Code, Device]:
     if not tunable:
         kinds = ", ".join(dict.fromkeys(device.kind for device in devices))
         raise UsageError(
-            f"--tuning and --tune are for CPUs, by the target llvm, and not yet for {kinds}"
+            f"--tuning and --tune are for the targets llvm, cuda and opencl, and not for {kinds}"
         )
     codes: dict[Code, Device] = {}
     for device in tunable:
@@ -78,20 +84,45 @@ def _codes(devices: Sequence[Device]) -> dict[Code, Device]:
     return codes
 
 
-def _checked(seconds: float | None, codes: dict[Code, Device], code: Code) -> float | None:
-    """The seconds, if this machine can run the code.
+def _why_not(device: Device) -> str | None:
+    """Why this machine cannot run code for a device; ``None`` if it can."""
+    return why_not(device_spec(device, ()))
+
+
+def _check_measurable(device: Device) -> None:
+    """Refuse a device whose code this machine cannot run.
 
     Raises:
-        DeviceError: It cannot.
+        DeviceError: It says why not.
     """
-    device = codes[code]
-    reason = None if seconds is None else why_not(device_spec(device, ()))
+    reason = _why_not(device)
     if reason is not None:
         raise DeviceError(
             f"--tune cannot measure kernels for {device.name} here: {reason}; tune on a machine "
             "that can run them, and give the file with --tuning"
         )
-    return seconds
+
+
+def _check_machine(file: TuningFile, path: Path, device: Device) -> None:
+    """Refuse to measure more for a file on a machine that has another device than it is of.
+
+    Raises:
+        UsageError: It has.
+        DeviceError: This machine has none.
+    """
+    _check_measurable(device)
+    machine = _tunable(device).machine(device)
+    if file.kernels and machine != file.machine:
+        raise UsageError(
+            f"{path} was measured on {file.machine} and this machine has {machine}; name another "
+            "--tuning file, or leave out --tune to compile with that one"
+        )
+
+
+def _tunable(device: Device) -> TunableTarget:
+    target = find_target(device.kind)
+    assert isinstance(target, TunableTarget)
+    return target
 
 
 def tune(
@@ -112,17 +143,34 @@ def tune(
         The job with the choices, and notes on what was measured.
     """
     if job.seconds is None:
-        return job, []
+        return job, _origin(job, _devices(job, placed))
     known = {entry.problem for entry in job.file.kernels}
+    devices = _devices(job, placed)
+    if not devices:
+        return job, ["no kernel was measured: no part of the plan is on the device to tune for"]
     found = each_problem_once(_kernels(job, placed, target_of))
     kernels = [one for one in found if one.problem not in known]
     progress(f"[4/6] measuring {len(kernels)} kernels, for {job.seconds:g} s at most")
     use_threads(available_threads())
     measured = list(measure_kernels(kernels, job.seconds))
-    (cpu,) = find_target("llvm").probe()
-    file = job.file.extended(measured, cpu.details["cpu"], available_threads())
+    device = next(iter(devices))
+    machine = _tunable(device).machine(device)
+    file = job.file.extended(measured, machine, available_threads())
     write_text(job.path, to_json(file), "the tuning")
     return dataclasses.replace(job, file=file, seconds=None), _notes(measured, len(kernels))
+
+
+def _devices(job: TuningJob, placed: Placed) -> dict[Device, None]:
+    """The devices with parts that the choices are for."""
+    devices = dict.fromkeys(part.device for part in placed.plan.parts)
+    return {device: None for device in devices if code_for(device) == job.file.code}
+
+
+def _origin(job: TuningJob, devices: Iterable[Device]) -> list[str]:
+    """A note for each device that gets choices, which may have been measured on another."""
+    if not job.file.kernels:
+        return []
+    return [f"{one.name} gets choices measured on {job.file.machine}" for one in devices]
 
 
 def _kernels(
@@ -132,7 +180,7 @@ def _kernels(
     for part, lowered in zip(placed.plan.parts, placed.lowered, strict=True):
         target = target_of(part.device)
         if isinstance(target, TunableTarget) and code_for(part.device) == job.file.code:
-            yield from target.kernels(lowered, part.device.specification)
+            yield from target.kernels(lowered, part.device)
 
 
 def _notes(measured: Sequence[Measured], count: int) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hybridc.targets.protocol import Artifact, Compatibility, Found, Section
+from hybridc.targets.protocol import Artifact, Compatibility, Device, Found, Section
+from hybridc.targets.tuning import UNTUNED, TunableKernel, Tuning
 
 if TYPE_CHECKING:
     from hybridc.lowering.lower import Lowered
@@ -13,9 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CudaTarget:
-    """NVIDIA GPUs of one or several architectures."""
+    """NVIDIA GPUs of one or several architectures.
+
+    Attributes:
+        kind: Name on the command line.
+        tuning: Choices of the schedules that were measured.
+    """
 
     kind: str = "cuda"
+    tuning: Tuning = UNTUNED
+
+    def with_tuning(self, tuning: Tuning) -> CudaTarget:
+        """The same, with choices that were measured."""
+        return replace(self, tuning=tuning)
 
     def check(self, specification: str) -> None:
         """Refuse an architecture that is not written as nvcc writes it."""
@@ -34,7 +45,20 @@ class CudaTarget:
         from hybridc.targets.cuda.architectures import parse_gpu
         from hybridc.targets.cuda.build import build
 
-        return build(lowered.module, lowered.weights, parse_gpu(specification))
+        gpu = replace(parse_gpu(specification), tuning=self.tuning)
+        return build(lowered.module, lowered.weights, gpu)
+
+    def kernels(self, lowered: Lowered, device: Device) -> list[TunableKernel]:
+        """The kernels of a Relax module for which there is something to choose."""
+        from hybridc.targets.cuda.measure import tunable
+
+        return tunable(lowered.module, lowered.weights, device)
+
+    def machine(self, device: Device) -> str:
+        """Name of this machine's first GPU, which is the one that bundles run on."""
+        from hybridc.runtime.cuda import devices
+
+        return devices()[0].name
 
     def runtime_library(self, stem: str, specification: str) -> bytes:
         """A library of TVM's runtime for the host's architecture."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu
+from hybridc.targets.tuning import UNTUNED, Tuning
 
 from hybridc.errors import UsageError
 
@@ -48,11 +49,13 @@ class Gpu:
         architectures: nvcc's names in rising order, such as ``sm_90``.
         host: The host's CPU.
         tf32: Whether products of float32 may round their factors to tf32.
+        tuning: Choices of the schedules that were measured.
     """
 
     architectures: tuple[str, ...]
     host: Cpu
     tf32: bool = False
+    tuning: Tuning = UNTUNED
 
     @property
     def name(self) -> str:
@@ -76,7 +79,10 @@ class Gpu:
         types = {"float16", "bfloat16", *(["float32"] if self.tf32 else [])}
         if _capability(self.architectures[0]) < TENSOR_CORES:
             types = set()
-        return Limits(1024, 32, shared_bytes=48 * 1024, matrix_types=frozenset(types))
+        matrix_types = frozenset(types)
+        return Limits(
+            1024, 32, shared_bytes=48 * 1024, matrix_types=matrix_types, tuning=self.tuning
+        )
 
     @cached_property
     def target(self) -> Any:

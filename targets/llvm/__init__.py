@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.targets.protocol import Artifact, Compatibility, Found, Section
+from hybridc.targets.protocol import Artifact, Compatibility, Device, Found, Section
 from hybridc.targets.tuning import UNTUNED, TunableKernel, Tuning
 
 if TYPE_CHECKING:
@@ -67,15 +67,20 @@ class LlvmTarget:
         cpu = replace(parse_cpu(specification), tuning=self.tuning, strict_math=self.strict_math)
         return build(lowered.module, lowered.weights, cpu, cache)
 
-    def kernels(self, lowered: Lowered, specification: str) -> list[TunableKernel]:
+    def kernels(self, lowered: Lowered, device: Device) -> list[TunableKernel]:
         """The kernels of a Relax module for which there is something to choose."""
         from hybridc.targets.llvm.build import make_kernels
         from hybridc.targets.llvm.cpu import parse_cpu
         from hybridc.targets.llvm.tunable import tunable_kernels
 
-        cpu = replace(parse_cpu(specification), strict_math=self.strict_math)
+        cpu = replace(parse_cpu(device.specification), strict_math=self.strict_math)
         module, weights = make_kernels(lowered.module, lowered.weights, cpu)
         return tunable_kernels(module, sum(array.nbytes for array in weights.values()), cpu)
+
+    def machine(self, device: Device) -> str:
+        """Name of this machine's CPU."""
+        (cpu,) = self.probe()
+        return cpu.details["cpu"]
 
     def runtime_library(self, stem: str, specification: str) -> bytes:
         """A library of TVM's runtime for the CPU's architecture."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hybridc.targets.protocol import Artifact, Compatibility, Found, Section
+from hybridc.targets.protocol import Artifact, Compatibility, Device, Found, Section
+from hybridc.targets.tuning import UNTUNED, TunableKernel, Tuning
 
 if TYPE_CHECKING:
     from hybridc.lowering.lower import Lowered
@@ -13,9 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenclTarget:
-    """Devices with an OpenCL driver, which compiles the kernels where the bundle is loaded."""
+    """Devices with an OpenCL driver, which compiles the kernels where the bundle is loaded.
+
+    Attributes:
+        kind: Name on the command line.
+        tuning: Choices of the schedules that were measured.
+    """
 
     kind: str = "opencl"
+    tuning: Tuning = UNTUNED
+
+    def with_tuning(self, tuning: Tuning) -> OpenclTarget:
+        """The same, with choices that were measured."""
+        return replace(self, tuning=tuning)
 
     def check(self, specification: str) -> None:
         """Refuse a host that LLVM does not know."""
@@ -35,7 +46,20 @@ class OpenclTarget:
         from hybridc.targets.opencl.build import build
         from hybridc.targets.opencl.devices import parse_devices
 
-        return build(lowered.module, lowered.weights, parse_devices(specification))
+        devices = replace(parse_devices(specification), tuning=self.tuning)
+        return build(lowered.module, lowered.weights, devices)
+
+    def kernels(self, lowered: Lowered, device: Device) -> list[TunableKernel]:
+        """The kernels of a Relax module for which there is something to choose."""
+        from hybridc.targets.opencl.measure import tunable
+
+        return tunable(lowered.module, lowered.weights, device)
+
+    def machine(self, device: Device) -> str:
+        """Name of the device of this machine that measures."""
+        from hybridc.targets.opencl.measure import measuring_device
+
+        return measuring_device(device).name
 
     def runtime_library(self, stem: str, specification: str) -> bytes:
         """TVM's runtime, or the plug-in, for the host's architecture."""

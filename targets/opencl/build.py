@@ -46,17 +46,26 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], devices: Devices) 
         DeviceError: No linker for the host's architecture is installed.
         UnsupportedError: A kernel computes with a type that the devices need not have.
     """
+    library, memory = build_kernels(fuse(module), devices)
+    return Artifact(library, memory, RUNTIME, weights)
+
+
+def build_kernels(fused: tvm.IRModule, devices: Devices) -> tuple[bytes, int]:
+    """The shared library of fused kernels and their ``main``, and the bytes that it plans."""
     link = linker_for(devices.host)
-    module = compiled_graph(module, devices)
-    executable = executable_for(module, devices)
-    library = export_library(executable, link)
-    return Artifact(library, planned_bytes(module), RUNTIME, weights)
+    module = planned_graph(fused, devices)
+    return export_library(executable_for(module, devices), link), planned_bytes(module)
 
 
 def compiled_graph(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
     """The module with scheduled kernels and planned memory."""
     # Fused outside of the target, in which TVM would take kernels that have threads already.
-    scheduled = schedule_module(fuse(module), devices.target, devices.limits)
+    return planned_graph(fuse(module), devices)
+
+
+def planned_graph(fused: tvm.IRModule, devices: Devices) -> tvm.IRModule:
+    """Fused kernels, scheduled, and their ``main`` with planned memory."""
+    scheduled = schedule_module(fused, devices.target, devices.limits)
     _check_types(scheduled, devices)
     with devices.target:
         return finalize(keep_constants(scheduled, OPENCL))

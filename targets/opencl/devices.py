@@ -20,6 +20,7 @@ from typing import Any
 
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu
+from hybridc.targets.tuning import UNTUNED, Tuning
 
 from hybridc.errors import UsageError
 from hybridc.runtime.opencl import LANGUAGE
@@ -41,11 +42,13 @@ class Devices:
             name; any if it is empty.
         features: Words of :data:`FEATURES`.
         host: The host's CPU.
+        tuning: Choices of the schedules that were measured.
     """
 
     wanted: str
     features: tuple[str, ...]
     host: Cpu
+    tuning: Tuning = UNTUNED
 
     @property
     def name(self) -> str:
@@ -64,7 +67,7 @@ class Devices:
     def limits(self) -> Limits:
         """What a kernel may use on every one of the devices."""
         types = TYPES | {FEATURES[word][1] for word in self.features}
-        return Limits(threads=256, warp=1, shared_bytes=32 * 1024, types=types)
+        return Limits(256, 1, shared_bytes=32 * 1024, types=types, tuning=self.tuning)
 
     @cached_property
     def target(self) -> Any:

@@ -11,11 +11,19 @@ import numpy as np
 import onnx
 import pytest
 
+from hybridc.runtime import cuda, opencl
 from tests.models import save
 from tests.support import assert_compile_refused, hybridc
 
 OTHER = "llvm:aarch64" if platform.machine() == "x86_64" else "llvm:x86-64-v3"
 """A target whose code this machine cannot run."""
+
+MEASURED = ["--tune", "5", "--tuning", "t.json"]
+
+DEVICE = opencl.OpenclDevice(
+    0, "a device", "gpu", "a vendor", "a platform", "3.0", "1", frozenset(), 2**30, 256, 2**15
+)
+"""What a machine may have."""
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +64,20 @@ def test_what_is_in_the_file_is_not_measured_again(folder: Path) -> None:
     options = ("--tune", "600", "--tuning", folder / "tuning.json")
     assert "note: 0 kernels were measured" in compiled(folder, "again.hyb", *options)
     assert (folder / "tuning.json").read_text() == before
+
+
+def test_a_file_of_another_machine(folder: Path, tmp_path: Path) -> None:
+    """It is taken, with a note, and nothing is measured for it here."""
+    data = json.loads((folder / "tuning.json").read_text())
+    data["machine"] = "a CPU of another maker"
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(data))
+    done = compiled(folder, "foreign.hyb", "--tuning", path)
+    assert "note: llvm:0 gets choices measured on a CPU of another maker" in done
+    assert (folder / "foreign.hyb").read_bytes() == (folder / "tuned.hyb").read_bytes()
+    options = ["--tune", "5", "--tuning", path]
+    refused(folder, tmp_path, 2, "was measured on a CPU of another maker", options=options)
+    assert json.loads(path.read_text()) == data
 
 
 def test_time_that_is_up_at_once(folder: Path, tmp_path: Path) -> None:
@@ -115,8 +137,10 @@ def test_a_file_of_another_version_is_refused(folder: Path, tmp_path: Path) -> N
     [
         (2, "--tune needs a --tuning file", ["--tune", "5"]),
         (2, "cannot read the tuning", ["--tuning", "none.json"]),
-        (2, "not yet for cuda", ["--tune", "5", "--tuning", "t.json", "--target", "cuda:sm_90"]),
-        (7, "cannot measure", ["--tune", "5", "--tuning", "t.json", "--target", OTHER]),
+        (2, "not for onnxruntime", [*MEASURED, "--target", "onnxruntime"]),
+        (7, "cannot measure", [*MEASURED, "--target", OTHER]),
+        (7, "there is no NVIDIA driver", [*MEASURED, "--target", "cuda:sm_90"]),
+        (7, "no OpenCL device is called 'nobody'", [*MEASURED, "--target", "opencl:nobody"]),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(
@@ -128,5 +152,8 @@ def test_what_cannot_be_tuned_is_refused(
     options: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cuda, "DRIVER", "libnone.so.1")
+    monkeypatch.delenv(opencl.VARIABLE, raising=False)
+    monkeypatch.setattr(opencl, "devices", lambda: [DEVICE])
     refused(folder, tmp_path, code, word, options=options)
     assert not (tmp_path / "t.json").exists()

@@ -1,0 +1,56 @@
+"""Measuring kernels on a GPU of the compiling machine."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from hybridc.targets.cuda.architectures import Gpu, parse_gpu
+from hybridc.targets.cuda.build import build_kernels, make_kernels
+from hybridc.targets.gpu.tunable import Bench, tunable_kernels
+from hybridc.targets.protocol import Device
+from hybridc.targets.tuning import TunableKernel, Tuning
+
+from hybridc.bundle.tensors import Array
+from hybridc.runtime.cuda import load_runtime_library
+from hybridc.runtime.parts import place_of_kind
+
+AT_ONCE = 16
+"""Calls in a row, which become one CUDA graph."""
+
+
+def tunable(
+    module: tvm.IRModule, weights: Mapping[str, Array], device: Device
+) -> list[TunableKernel]:
+    """The kernels of a lowered module, to be measured on this machine's first GPU.
+
+    Raises:
+        DeviceError: CUDA's runtime library is not installed.
+    """
+    gpu = parse_gpu(device.specification)
+    _load_runtime(gpu)
+    fused, packed = make_kernels(module, weights, gpu)
+    weight_bytes = sum(array.nbytes for array in packed.values())
+    return tunable_kernels(fused, weight_bytes, bench_for(gpu))
+
+
+def bench_for(gpu: Gpu) -> Bench:
+    """Where kernels for a GPU are built and measured."""
+
+    def build(kernels: tvm.IRModule, tuning: Tuning) -> bytes:
+        return build_kernels(kernels, replace(gpu, tuning=tuning))[0]
+
+    place = place_of_kind("cuda")
+    return Bench(build, gpu.target, gpu.limits, place, AT_ONCE, keeps_operands=True)
+
+
+def _load_runtime(gpu: Gpu) -> None:
+    """Bring TVM's runtime for CUDA into the process, unless TVM or a loaded bundle did."""
+    if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is None:
+        load_runtime_library(gpu.runtime_library)
+        library = Path(tvm.__file__).parent / "lib" / "libtvm_runtime_cuda.so"
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
