@@ -2,10 +2,13 @@
 
 A placement is best for one speed of the link. So the problem is solved for bandwidths from 1 Mbit/s
 to 10 Gbit/s and for the link that was given; most of them share a handful of placements. Those kept
-are the best for the link that was given, and then, one by one, the one that lowers the worst regret
-over all bandwidths the most:
+are the best for the link that was given, the one that runs all on the server if the rules allow it,
+and then, one by one, the one that lowers the worst regret over all bandwidths the most:
 
     regret(link) = (time of the best plan that is kept) / (time of the best plan there is)
+
+All on the server is kept whatever it is predicted to take: it costs no byte here, and where the
+predictions are off, the loader is no slower than the better of all here and all there.
 
 The time of a plan counts a call per remote part, since the tensors of a part travel together:
 
@@ -165,7 +168,11 @@ def choose_plans(
         raise _nothing_for_the_server(request, first.decision)
     if rate is not None:
         return _cheapest(Chosen(local, why_not, tuple(remote), link), request, rate)
-    return Chosen(local, why_not, _keep(remote, local, [link, *links], most), link)
+    everything = _everything_there(graph, request, first)
+    if everything is not None and everything.placement not in found:
+        remote.append(_candidate(graph, request, everything, encoding))
+    kept = _keep(remote, local, [link, *links], most, everything)
+    return Chosen(local, why_not, kept, link)
 
 
 def _by_price(
@@ -234,11 +241,18 @@ def _faster(link: LinkSpec, times: int) -> LinkSpec:
 
 
 def _keep(
-    remote: Sequence[Candidate], local: Candidate | None, links: Sequence[LinkSpec], most: int
+    remote: Sequence[Candidate],
+    local: Candidate | None,
+    links: Sequence[LinkSpec],
+    most: int,
+    everything_there: Decision | None,
 ) -> tuple[Candidate, ...]:
-    """The best for the first link, and those that lower the worst regret the most."""
+    """The best for the first link, all there, and those that lower the worst regret the most."""
     everything = [*remote, *([local] if local else [])]
     kept = [min(remote, key=lambda candidate: candidate.seconds(links[0]))]
+    if everything_there is not None and most > 1:
+        found = (c for c in remote if c.decision.placement == everything_there.placement)
+        kept += [candidate for candidate in found if candidate not in kept]
     always = [local] if local else []
 
     def worst(plans: Sequence[Candidate]) -> float:
@@ -286,6 +300,17 @@ def _local(graph: ir.Graph, request: Request, first: Placed) -> tuple[Candidate 
     except (BudgetError, UnsupportedError) as error:
         return None, str(error).splitlines()[0]
     return _candidate(graph, request, decision), ""
+
+
+def _everything_there(graph: ir.Graph, request: Request, first: Placed) -> Decision | None:
+    """The placement of all on the server; ``None`` if it may not or cannot run all of it."""
+    pin = NodeRule("pin", "*", str(request.remote))
+    rules = dataclasses.replace(request.rules, rules=(*request.rules.rules, pin))
+    asked = dataclasses.replace(request, rules=rules, objective=LATENCY)
+    try:
+        return decide(graph, asked, first.decision.refused, fallback_device(request.devices))
+    except (BudgetError, UnsupportedError):
+        return None
 
 
 def _candidate(
