@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from hybridc.targets.gpu.constants import OPENCL, keep_constants
 from hybridc.targets.gpu.lower import unfit_types
+from hybridc.targets.gpu.narrow import cut_off
 from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.llvm.link import linker_for
@@ -68,7 +69,7 @@ def planned_graph(fused: tvm.IRModule, devices: Devices) -> tvm.IRModule:
     scheduled = schedule_module(fused, devices.target, devices.limits)
     _check_types(scheduled, devices)
     with devices.target:
-        return finalize(keep_constants(scheduled, OPENCL))
+        return finalize(keep_constants(cut_off(scheduled), OPENCL))
 
 
 def executable_for(module: tvm.IRModule, devices: Devices) -> tvm.relax.VMExecutable:
