@@ -1,29 +1,33 @@
 """What benchmarks of placement share: models, costs measured on this machine, and plans that run.
 
-Everything happens in one process: kernels are built and measured once for all models, and each plan
-is built in memory and called through the loader.
+Everything happens in one process: kernels are built and measured first, and each plan is built in
+memory and called through the loader. Plans are compared in pairs that take turns.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from engines import CATALOG, LIGHT, find_model
 from hybridc.targets.registry import parse_targets
+from report import machine
 
 import hybridc
 from hybridc.calibration.build import ModelRequest, build_calibration
 from hybridc.calibration.machine import to_json
 from hybridc.calibration.run import run_calibration
-from hybridc.calibration.timing import Timing, measure
 from hybridc.compiler import Options, build, load_built, plan_model
 from hybridc.frontend.read import read_model
 from hybridc.frontend.shapes import parse_shapes
@@ -31,18 +35,38 @@ from hybridc.placement.decide import Costs
 from hybridc.placement.fallback import fallback_device
 from hybridc.placement.hardware import Hardware, load_hardware
 from hybridc.placement.plan_file import PlanFile
+from hybridc.placement.problem import Placement
+from hybridc.placement.solvers.greedy import Greedy
+from hybridc.placement.solvers.local_search import preferring
 
 NAMES = (*LIGHT, *CATALOG)
-WHOLE, HALVES = ("llvm",), ("llvm:0", "llvm:1")
+HALVES = ("llvm:0", "llvm:1")
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+ROUNDS = 11
+"""Turns of each plan in a comparison."""
+
+PAUSE = 0.02
+"""Seconds before a turn, after which idle threads of the plan before do not spin any more."""
+
+CASES = "cases"
+"""Field of a machine's file with the cases whose groups it has."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model with inputs and the options that fix its sizes."""
+    """A model with inputs of a batch and the options that fix its sizes."""
 
     name: str
     path: Path
     feeds: Mapping[str, Any]
+    batch: int = 1
+
+    @property
+    def key(self) -> str:
+        """What tells it from others."""
+        return f"{self.name}, batch {self.batch}"
 
     @property
     def shapes(self) -> list[str]:
@@ -59,7 +83,7 @@ def find_cases(names: Iterable[str], batch: int = 1) -> list[Case]:
     found = []
     for name in names:
         try:
-            found.append(Case(name, *find_model(name, batch)))
+            found.append(Case(name, *find_model(name, batch), batch))
         except ValueError as error:
             print(f"{name} is left out at batch {batch}: {error}", file=sys.stderr)
     return found
@@ -111,16 +135,9 @@ def plan(case: Case, chosen: Options) -> tuple[PlanFile, Costs]:
     return found, placed.decision.costs
 
 
-def run(case: Case, chosen: Options, seconds: float, clock: str = "wall") -> Timing:
-    """Build a plan and time a run of it through the loader.
-
-    Args:
-        case: The model.
-        chosen: How to build it.
-        seconds: Time to measure for.
-        clock: ``wall``, or ``cpu`` for the time that the process has computed: the same on a
-            machine that others use too, for devices of one core each, one at work at a time.
-    """
+@contextmanager
+def loaded(case: Case, chosen: Options) -> Iterator[Way]:
+    """Build a plan and load it: something that runs it so many times, and its results."""
     built, _ = build(read_model(case.path), chosen)
     with load_built(built) as model:
         names = {spec.name for spec in model.inputs}
@@ -130,6 +147,187 @@ def run(case: Case, chosen: Options, seconds: float, clock: str = "wall") -> Tim
             for _ in range(count):
                 model.run(arrays)
 
-        if clock == "cpu":
-            return measure(call, seconds, time.process_time, lambda: 0)
-        return measure(call, seconds)
+        yield Way(call, model.run(arrays))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A plan that is loaded: what runs it so many times, and what it gives."""
+
+    call: Callable[[int], None]
+    results: Mapping[str, Any]
+
+
+def take_turns(ways: Sequence[Way], seconds: float, clock: str) -> list[list[float]]:
+    """Seconds of a run, for each way and round; in every round each has a turn.
+
+    Whatever the machine does besides meets all of them, so ratios within a round are to be trusted
+    more than times.
+
+    Args:
+        ways: What to run.
+        seconds: Time for all of it, about.
+        clock: ``wall``, or ``cpu`` for the time that the process has computed: the same on a
+            machine that others use too, for devices of one core each, one at work at a time.
+    """
+    now = CLOCKS[clock]
+    counts = []
+    for way in ways:
+        way.call(2)
+        begin = now()
+        way.call(1)
+        taken = max(now() - begin, 1e-6)
+        counts.append(max(1, int(seconds / ROUNDS / len(ways) / taken)))
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(ROUNDS):
+        for own, way, count in zip(times, ways, counts, strict=True):
+            time.sleep(PAUSE)
+            way.call(1)
+            begin = now()
+            way.call(count)
+            own.append((now() - begin) / count)
+    return times
+
+
+def ratio(first: Sequence[float], second: Sequence[float]) -> float:
+    """How many times longer the first takes: the median over the rounds."""
+    return statistics.median(a / b for a, b in zip(first, second, strict=True))
+
+
+def agree(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two plans give the same, as far as kernels of different devices do."""
+    for name, array in first.items():
+        a, b = np.asarray(array, np.float64), np.asarray(second[name], np.float64)
+        if not np.abs(a - b).max(initial=0.0) <= 1e-2 * max(1.0, np.abs(a).max(initial=0.0)):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Time for all cases of a benchmark, shared out as it goes: what one leaves, others get."""
+
+    end: float
+
+    @classmethod
+    def of(cls, seconds: float) -> Budget:
+        """A budget that begins now."""
+        return cls(time.monotonic() + seconds)
+
+    def left(self) -> float:
+        """Seconds that are left; below zero if they are over."""
+        return self.end - time.monotonic()
+
+    def share(self, cases: int) -> Budget:
+        """The budget of the next of so many cases."""
+        return Budget.of(self.left() / max(cases, 1))
+
+
+def collect(
+    cases: Sequence[Case], targets: Sequence[str], seconds: float, file: Path, budget: Budget
+) -> list[Case]:
+    """Measure the groups of cases, one case after the other, into one machine's file.
+
+    A file that is there is added to, and cases that it has are not measured again. Those for which
+    the time runs out are left out.
+
+    Returns:
+        The cases that are in the file.
+    """
+    known = json.loads(file.read_text()) if file.exists() else {CASES: []}
+    done = []
+    for number, case in enumerate(cases):
+        if case.key not in known[CASES]:
+            if budget.left() < 0:
+                print(f"{case.key} is left out: no time to measure it", file=sys.stderr)
+                continue
+            print(f"measuring {case.key}, {number + 1} of {len(cases)}", file=sys.stderr)
+            own = file.with_suffix(".case.json")
+            calibrate([case], targets, seconds, own)
+            known = merge(known, json.loads(own.read_text()), case.key)
+            own.unlink()
+            file.write_text(json.dumps(known))
+        done.append(case)
+    return done
+
+
+def merge(known: dict[str, Any], new: dict[str, Any], key: str) -> dict[str, Any]:
+    """A machine's file with the groups of one more case; the first measurement of each stays."""
+    if not known[CASES]:
+        return {**new, CASES: [key]}
+    for name, device in known["devices"].items():
+        rows = device["measurements"]
+        seen = {row["work"]["signature"] for row in rows}
+        others = new["devices"].get(name, {"measurements": []})["measurements"]
+        rows += [row for row in others if row["work"]["signature"] not in seen]
+    return {**known, CASES: [*known[CASES], key]}
+
+
+def fixed(found: PlanFile, costs: Costs, placement: Placement) -> dict[str, str]:
+    """The device of each node in a placement of the plan's groups."""
+    names = costs.problem.devices
+    pairs = zip(found.groups, placement, strict=True)
+    return {node: names[device] for group, device in pairs for node in group.nodes}
+
+
+def simple_placements(costs: Costs) -> dict[str, Placement]:
+    """Everything on one device as far as it may, for each; and what is chosen greedily."""
+    problem = costs.problem
+    found = {
+        f"all on {name}": tuple(preferring(problem, device))
+        for device, name in enumerate(problem.devices)
+        if any(device in allowed for allowed in problem.allowed)
+    }
+    return {**found, "greedy": tuple(Greedy().solve(problem, 1.0).placement)}
+
+
+def add_options(parser: argparse.ArgumentParser, batches: Sequence[int]) -> None:
+    """The options that benchmarks of plans share."""
+    add = parser.add_argument
+    add("--model", action="append", choices=NAMES, help="repeatable; default: all")
+    add("--batch", action="append", type=int, help=f"repeatable; default: {list(batches)}")
+    add("--target", action="append", help="repeatable; default: two halves of the CPU")
+    add("--seconds", type=float, default=1.0, help="time for each comparison of two plans")
+    add("--kernel-seconds", type=float, default=0.1, help="longest time for a kernel")
+    add("--budget", type=float, default=3600.0, help="seconds for all of it, about")
+    add("--costs", type=Path, help="a machine's file to use and add to; default: a new one")
+    add("--output", type=Path, help="where to write the results as JSON, case by case")
+    add("--clock", choices=CLOCKS, default="wall", help="cpu: time that the process computes")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a benchmark of plans was asked for, with costs that were measured."""
+
+    cases: Sequence[Case]
+    targets: Sequence[str]
+    costs: Path
+    cache: Path
+    budget: Budget
+    seconds: float
+    clock: str
+    output: Path | None
+
+    def options(self, case: Case, **others: Any) -> Options:
+        """Options of a compile; kernels that were built before are taken again."""
+        return options(case, self.targets, self.costs, cache=self.cache, **others)
+
+    def save(self, results: Sequence[Mapping[str, Any]], **summary: Any) -> None:
+        """Write what there is so far."""
+        if self.output is not None:
+            head = {"machine": machine(), "targets": self.targets, "clock": self.clock}
+            data = {**head, **summary, "results": results}
+            self.output.write_text(json.dumps(data, indent=1) + "\n")
+
+
+@contextmanager
+def prepare(parsed: argparse.Namespace, batches: Sequence[int]) -> Iterator[Bench]:
+    """Models with their costs on this machine; measuring gets half of the time at most."""
+    budget = Budget.of(parsed.budget)
+    targets = parsed.target or HALVES
+    with tempfile.TemporaryDirectory(prefix="hybridc-") as name:
+        costs = parsed.costs or Path(name) / "costs.json"
+        cases = [c for b in parsed.batch or batches for c in find_cases(parsed.model or NAMES, b)]
+        measured = collect(cases, targets, parsed.kernel_seconds, costs, budget.share(2))
+        how = (parsed.seconds, parsed.clock, parsed.output)
+        yield Bench(measured, targets, costs, Path(name) / "cache", budget, *how)

@@ -1,88 +1,152 @@
 """How far predicted times are from measured ones, over the models of the project.
 
-    python benchmarks/prediction.py                                   all models
-    python benchmarks/prediction.py --model squeezenet --model mtcnn-rnet --seconds 2
-    python benchmarks/prediction.py --clock cpu                       on a machine in use
+    python benchmarks/prediction.py                          all models, two halves of the CPU
+    python benchmarks/prediction.py --target llvm --target cuda:sm_90 --target opencl \\
+        --model squeezenet --model resnet50 --budget 500 --output prediction.json
+    python benchmarks/prediction.py --model squeezenet --model mtcnn-rnet --clock cpu
 
-    whole    the whole CPU, every group of the model measured on it
-    half     half of the CPU (``llvm:0`` of ``llvm:0`` and ``llvm:1``), measured likewise
-    unseen   the same, by a roofline fitted to micro-kernels and to groups of the other models
-    split    a run of the plan for throughput over both halves
+Each model runs all on one device, for each device; as it is placed for latency; and, where that
+differs, greedily. Each of these runs is predicted with three kinds of costs:
+
+    measured   every group of the model was measured on this machine
+    learned    no group of the model was: by trees on the micro-kernels' roofline, where trees know
+               the device, and by a roofline fitted to all that was measured of other models
+    roofline   the same without trees
 
 An error is |predicted / measured - 1|. Groups and runs are measured one after the other, so the
 machine should have nothing else to do. Where it has, ``--clock cpu`` takes the time that this
-process has computed; that is a run's time for halves of one core each, and says nothing about the
-whole CPU, whose threads wait for each other by turning.
+process has computed; that is a run's time for halves of one core each, and says nothing about a GPU
+or about the whole CPU, whose threads wait for each other by turning.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from placing import HALVES, NAMES, WHOLE, Case, calibrate, find_cases, options, plan, run, without
+from hybridc.cost_models.cost import Ranked
+from hybridc.cost_models.learned import Learned
+from placing import (
+    Bench,
+    Case,
+    add_options,
+    fixed,
+    hardware,
+    loaded,
+    plan,
+    prepare,
+    simple_placements,
+    take_turns,
+    without,
+)
+
+from hybridc.placement.decide import Costs
+from hybridc.placement.hardware import Hardware, make_problem
+from hybridc.placement.problem import SECONDS, Placement, Problem, total
+
+BATCHES = (1,)
+MEASURED, LEARNED, ROOFLINE = SOURCES = ("measured", "learned", "roofline")
+FORM = "{:<24} {:<20} {:>12} {:>9} {:>9} {:>9}"
 
 
-def judge(
-    case: Case, targets: Sequence[str], costs: Path, seconds: float, clock: str, objective: str
-) -> tuple[float, float, float]:
-    """Predicted and measured seconds of a run, and the spread of the measured ones."""
-    chosen = options(case, targets, costs, objective=objective)
-    found, _ = plan(case, chosen)
-    assert found.prediction is not None
-    time = run(case, chosen, seconds, clock)
-    return found.prediction.latency_seconds, time.seconds, time.spread
+def contenders(costs: Costs) -> dict[Placement, str]:
+    """The placements to predict; equal ones once."""
+    named = {"chosen": tuple(costs.solution.placement), **simple_placements(costs)}
+    found: dict[Placement, str] = {}
+    for name, placement in named.items():
+        found[placement] = f"{found[placement]}, {name}" if placement in found else name
+    return found
 
 
-def predict_unseen(case: Case, targets: Sequence[str], costs: Path, folder: Path) -> float:
-    """Predicted seconds of a run with none of the model's groups measured."""
-    found, _ = plan(case, options(case, targets, costs))
-    own = {group.work.signature for group in found.groups if group.work}
-    unseen = folder / "unseen.json"
-    without(costs, own, unseen)
-    again, _ = plan(case, options(case, targets, unseen))
-    assert again.prediction is not None
-    return again.prediction.latency_seconds
+def problems(bench: Bench, costs: Costs) -> dict[str, Problem]:
+    """The same problem with each kind of costs."""
+    own = {group.work.signature for group in costs.graph.groups}
+    file = bench.cache.with_name("unseen.json")
+    without(bench.costs, own, file)
+    unseen = hardware(bench.targets, file)
+    plain = dataclasses.replace(
+        unseen,
+        models={
+            name: dataclasses.replace(
+                model, models=Ranked([m for m in model.models.models if not isinstance(m, Learned)])
+            )
+            for name, model in unseen.models.items()
+        },
+    )
+
+    def again(other: Hardware) -> Problem:
+        return make_problem(costs.graph, other, costs.problem.allowed)
+
+    return {MEASURED: costs.problem, LEARNED: again(unseen), ROOFLINE: again(plain)}
+
+
+def judge(bench: Bench, case: Case) -> list[dict[str, Any]]:
+    """Measure the runs of a case and predict each in all ways."""
+    found, costs = plan(case, bench.options(case))
+    known = problems(bench, costs)
+    rows = []
+    for placement, name in contenders(costs).items():
+        try:
+            chosen = bench.options(case, fixed=fixed(found, costs, placement))
+            with loaded(case, chosen) as way:
+                (times,) = take_turns((way,), bench.seconds, bench.clock)
+        except Exception as error:  # one plan that fails must not end a run of hours
+            print(f"{case.key}, {name}: {error}", file=sys.stderr)
+            continue
+        predicted = {source: total(p, SECONDS, placement) for source, p in known.items()}
+        rows.append(describe(case, name, statistics.median(times), predicted))
+        show(rows[-1])
+    return rows
+
+
+def describe(
+    case: Case, name: str, measured: float, predicted: Mapping[str, float]
+) -> dict[str, Any]:
+    """A row of the results; ratios are predicted over measured."""
+    return {
+        "model": case.name,
+        "batch": case.batch,
+        "plan": name,
+        "run_ms": measured * 1e3,
+        **{f"predicted_by_{source}_ms": seconds * 1e3 for source, seconds in predicted.items()},
+        **{source: seconds / measured for source, seconds in predicted.items()},
+    }
+
+
+def show(row: Mapping[str, Any]) -> None:
+    ratios = [f"{row[source]:.2f}" for source in SOURCES]
+    case = f"{row['model']}, batch {row['batch']}"
+    print(FORM.format(case, row["plan"][:20], f"{row['run_ms']:.3f}", *ratios), flush=True)
+
+
+def summarize(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Median absolute error of each kind of costs."""
+    return {
+        f"{source}_median_error": statistics.median(abs(row[source] - 1) for row in results)
+        for source in SOURCES
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--model", action="append", choices=NAMES, help="repeatable; default: all")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="see above")
+    add_options(parser, BATCHES)
     parsed = parser.parse_args(arguments)
-    cases = find_cases(parsed.model or NAMES)
-    errors: dict[str, list[float]] = {}
-    form = "{:<14} {:<11} {:>12} {:>12} {:>7} {:>7}"
-    print(form.format("model", "costs", "predicted ms", "measured ms", "ratio", "spread"))
-
-    def show(case: Case, source: str, predicted: float, measured: float, spread: float) -> None:
-        ratio = predicted / measured
-        errors.setdefault(source, []).append(abs(ratio - 1))
-        numbers = (f"{predicted * 1e3:.3f}", f"{measured * 1e3:.3f}", f"{ratio:.2f}")
-        print(form.format(case.name, source, *numbers, f"{spread:.0%}"), flush=True)
-
-    with tempfile.TemporaryDirectory(prefix="hybridc-") as name:
-        folder = Path(name)
-        whole, halves = folder / "whole.json", folder / "halves.json"
-        with_whole = parsed.clock == "wall"
-        if with_whole:
-            calibrate(cases, WHOLE, parsed.seconds / 2, whole)
-        calibrate(cases, HALVES, parsed.seconds / 2, halves)
-        for case in cases:
-            how = (parsed.seconds, parsed.clock)
-            if with_whole:
-                show(case, "whole", *judge(case, WHOLE, whole, *how, "latency"))
-            predicted, measured, spread = judge(case, HALVES, halves, *how, "latency")
-            show(case, "half", predicted, measured, spread)
-            unseen = predict_unseen(case, HALVES, halves, folder)
-            show(case, "unseen", unseen, measured, spread)
-            show(case, "split", *judge(case, HALVES, halves, *how, "throughput"))
-    for source, found in errors.items():
-        print(f"{source}: median absolute error {statistics.median(found):.0%} of {len(found)}")
+    results: list[dict[str, Any]] = []
+    with prepare(parsed, BATCHES) as bench:
+        print(FORM.format("case", "plan", "run ms", *SOURCES))
+        for case in bench.cases:
+            if bench.budget.left() < 0:
+                print(f"{case.key} is left out: no time for it", file=sys.stderr)
+                continue
+            results += judge(bench, case)
+            if results:
+                bench.save(results, **summarize(results))
+    for name, error in summarize(results).items() if results else ():
+        print(f"{name}: {error:.0%} of {len(results)} runs")
 
 
 if __name__ == "__main__":
