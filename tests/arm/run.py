@@ -15,7 +15,9 @@ import hybridc
 from hybridc.errors import HybridcError
 from hybridc.runtime import machine
 
-FLAGS = frozenset("fp asimd aes pmull sha1 sha2 crc32 atomics fphp asimdhp asimddp".split())
+FLAGS = frozenset(
+    "fp asimd aes pmull sha1 sha2 crc32 atomics fphp asimdhp asimddp i8mm bf16 sve".split()
+)
 """What qemu emulates; its /proc/cpuinfo is that of the machine around it."""
 
 

@@ -5,7 +5,7 @@ result is replaced by a kernel of ``integer_products.py`` with the weights in it
 8 bits where they fit. What has no such kernel stays as it is: grouped and one-dimensional
 convolutions, sizes known only at run time, CPUs without the instructions.
 
-Where the CPU multiplies uint8 by int8, the data's zero point is not subtracted first. It is left in
+Where the CPU multiplies 8-bit data, the data's zero point is not subtracted first. It is left in
 the data and taken off the sums: sum((x - z) w) = sum(x w) - z sum(w).
 """
 
@@ -27,8 +27,9 @@ from hybridc.targets.llvm.schedules.integer_tiles import (
     SINGLE,
     Geometry,
     choose_panel,
-    has_quads,
+    has_pairs,
     pack,
+    quads_type,
     vector_lanes,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
@@ -37,7 +38,7 @@ from tvm import relax, te, tirx
 from hybridc.bundle.tensors import Array
 
 SIGN = 128
-"""What is added to int8 data to make uint8 of it."""
+"""What is added to int8 data to make uint8 of it, and subtracted to make int8 of uint8."""
 
 Pads: TypeAlias = tuple[int, int, int, int]
 """Rows before and after, columns before and after."""
@@ -53,7 +54,8 @@ class Product:
     Attributes:
         geometry: The kernel.
         data: The variable that it reads: int16, or 8-bit data with its zero point.
-        zero: The zero point, as it is in uint8 data; ``None`` for int16 data.
+        kind: Type of 8-bit data that the kernel takes; ``None`` for int16 data.
+        zero: The zero point, as it is in data of that type.
         pads: Elements to put around the data: rows before and after, then columns.
         weight: Name of the weight in the model.
         name: Name of the packed weight.
@@ -61,7 +63,8 @@ class Product:
 
     geometry: Geometry
     data: Any
-    zero: int | None
+    kind: str | None
+    zero: int
     pads: Pads
     weight: str
     name: str
@@ -162,35 +165,43 @@ class _Reader:
         filters, _, _, channels = array.shape
         if array.size == 0 or (groups > 1 and not channels == 1 < groups == filters == sizes[3]):
             return None
-        source, zero = data, None
-        if groups == 1 and _is_narrow(array) and array[0].size * 255 * SIGN < 2**31:
-            source, zero = self._uncentered(data)
-        group = SINGLE if groups > 1 else PAIRS if zero is None else QUADS
-        panel = choose_panel(filters, group, self.cpu)
-        if panel is not None and panel[0] != vector_lanes(self.cpu) and group == QUADS:
-            source, zero, group = data, None, PAIRS
+        panel = choose_panel(filters, SINGLE if groups > 1 else QUADS, self.cpu)
         if panel is None:
+            return None
+        kind = None
+        if groups == 1 and _is_narrow(array) and array[0].size * 255 * SIGN < 2**31:
+            kind = quads_type(self.cpu, panel[0])
+        source, zero = (None, 0) if kind is None else self._uncentered(data, kind)
+        if source is None:
+            source, kind = data, None
+        group = SINGLE if groups > 1 else PAIRS if kind is None else QUADS
+        if group == PAIRS and not has_pairs(self.cpu):
             return None
         geometry = _geometry(array, group, panel, sizes, steps, pads)
         packed = f"{name}.packed_{group}x{panel[0]}x{panel[1]}"
-        return Product(geometry, source, zero, pads, name, packed)
+        return Product(geometry, source, kind, zero, pads, name, packed)
 
-    def _uncentered(self, data: Any) -> tuple[Any, int | None]:
-        """8-bit data and its zero point in uint8, where that is what int16 data was made of."""
+    def _uncentered(self, data: Any, kind: str) -> tuple[Any, int]:
+        """The 8-bit data that int16 data was made of, if it was, and its zero point in ``kind``."""
         zero = 0
         value: Any = self.values.get(data)
-        if has_quads(self.cpu) and _is(value, "relax.subtract"):
+        if _is(value, "relax.subtract"):
             constant = value.args[1]
             if isinstance(constant, tvm.ir.Constant):
                 zero = int(constant.value.numpy().item())
                 value = self.values.get(value.args[0])
-        if not has_quads(self.cpu) or not _is(value, "relax.astype"):
-            return data, None
+        if not _is(value, "relax.astype"):
+            return None, 0
         source = value.args[0]
         dtype = str(source.ty.dtype)
         if dtype not in ("int8", "uint8"):
-            return data, None
-        return source, zero + (SIGN if dtype == "int8" else 0)
+            return None, 0
+        return source, zero + _shift(dtype, kind)
+
+
+def _shift(dtype: str, kind: str) -> int:
+    """What makes 8-bit data of one type of that of another."""
+    return 0 if dtype == kind else SIGN if kind == "uint8" else -SIGN
 
 
 def _is_narrow(array: Array) -> bool:
@@ -296,15 +307,15 @@ class _Writer:
         g, data = product.geometry, product.data
         sizes = sizes_of(data)
         missing = 0 if g.group == SINGLE else g.channels - sizes[-1]
-        signed = str(data.ty.dtype) == "int8"
-        if not (missing or signed or any(product.pads)):
+        dtype = str(data.ty.dtype)
+        kind = product.kind or dtype
+        if not (missing or dtype != kind or any(product.pads)):
             return data
-        fill = product.zero or 0
 
         def prepare(source: te.Tensor) -> te.Tensor:
-            return _prepared(source, product.pads, missing, fill)
+            return _prepared(source, product.pads, missing, product.zero, kind)
 
-        key = ("prepare", sizes, str(data.ty.dtype), product.pads, missing, fill)
+        key = ("prepare", sizes, dtype, kind, product.pads, missing, product.zero)
         return self._named(
             variable, "data", self.main.kernel("integer_prepare", key, prepare, data)
         )
@@ -342,10 +353,9 @@ def _offset_name(product: Product) -> str:
     return f"{product.weight}.offset_{product.zero}"
 
 
-def _prepared(data: te.Tensor, pads: Pads, missing: int, fill: int) -> te.Tensor:
-    """Data padded with ``fill`` in space and with anything in channels; int8 as uint8."""
-    signed = str(data.dtype) == "int8"
-    dtype = "uint8" if signed else str(data.dtype)
+def _prepared(data: te.Tensor, pads: Pads, missing: int, fill: int, kind: str) -> te.Tensor:
+    """Data of type ``kind``, padded with ``fill`` in space and with anything in channels."""
+    shift = _shift(str(data.dtype), kind)
     shape = [int(dim) for dim in data.shape]
     channels = shape[-1]
     shape[-1] += missing
@@ -363,10 +373,10 @@ def _prepared(data: te.Tensor, pads: Pads, missing: int, fill: int) -> te.Tensor
                 place[axis] = index[axis] - before
                 conditions += [place[axis] >= 0, place[axis] < int(data.shape[axis])]
         value = data(*place)
-        if signed:
-            value = (value.astype("int16") + tirx.const(SIGN, "int16")).astype("uint8")
+        if shift:
+            value = (value.astype("int16") + tirx.const(shift, "int16")).astype(kind)
         if not conditions:
             return value
-        return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(fill, dtype))
+        return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(fill, kind))
 
     return te.compute([tirx.IntImm("int64", dim) for dim in shape], element, name="prepared")

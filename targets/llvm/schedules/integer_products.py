@@ -39,6 +39,14 @@ CHUNK = 16
 CACHE_BYTES = 512 * 1024
 """What of the second-level cache the data may fill."""
 
+_QUADS = {
+    (16, "uint8"): "llvm.x86.avx512.vpdpbusd.512",
+    (8, "uint8"): "llvm.x86.avx512.vpdpbusd.256",
+    (4, "uint8"): "llvm.aarch64.neon.usdot.v4i32.v16i8",
+    (4, "int8"): "llvm.aarch64.neon.sdot.v4i32.v16i8",
+}
+"""Instructions that multiply quads, by lanes and type of the data."""
+
 
 def integer_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     """int32 sums of products of padded data and packed weights.
@@ -251,8 +259,9 @@ class _Emitter:
         g = self.geometry
         at = [*source, _ramp(c * g.group, g.group)]
         word = tirx.reinterpret("int32", tirx.BufferLoad(self.data, at))
-        kind = "int16" if g.group == PAIRS else "uint8"
-        return tirx.reinterpret(f"{kind}x{g.lanes * g.group}", tirx.Broadcast(word, g.lanes))
+        return tirx.reinterpret(
+            f"{self.data.dtype}x{g.lanes * g.group}", tirx.Broadcast(word, g.lanes)
+        )
 
     def _add(self, total: Any, value: Any, weight: Any) -> Any:
         """Sums with the products of one instruction added."""
@@ -261,7 +270,7 @@ class _Emitter:
             return total + value * weight
         result = f"int32x{g.lanes}"
         if g.group == QUADS:
-            name = "llvm.x86.avx512.vpdpbusd.512"
+            name = _QUADS[g.lanes, str(self.data.dtype)]
             return tirx.call_llvm_pure_intrin(result, name, total, value, weight)
         if g.lanes == 16 and "avx512vnni" in self.cpu.llvm_features:
             name = "llvm.x86.avx512.vpdpwssd.512"

@@ -4,7 +4,7 @@ A kernel computes int32 sums of products of integers, exactly. The channels of a
 side by side in groups that one instruction multiplies and adds at once:
 
     pairs   int16 data x int8 or int16 weights, two at a time: vpmaddwd, or vpdpwssd
-    quads   uint8 data x int8 weights, four at a time: vpdpbusd
+    quads   uint8 or int8 data x int8 weights, four at a time: vpdpbusd, usdot, sdot
     single  one channel on its own, as in a depthwise convolution
 
 None of these saturates: a pair is at most 2 * 255 * 255. (vpmaddubsw would, and is not used.)
@@ -103,27 +103,37 @@ class Geometry:
 
 def vector_lanes(cpu: Cpu) -> int:
     """int32 elements of a vector that integer kernels use; 0 if the CPU has no instruction."""
-    if cpu.architecture != "x86_64":
-        return 0
+    if cpu.architecture == "aarch64":
+        return 4 if "dotprod" in cpu.llvm_features else 0
     if "avx512bw" in cpu.llvm_features:
         return 16
     return 8 if "avx2" in cpu.llvm_features else 0
 
 
-def has_quads(cpu: Cpu) -> bool:
-    """Whether the CPU has vpdpbusd on its full vectors."""
-    return "avx512vnni" in cpu.llvm_features
+def quads_type(cpu: Cpu, lanes: int) -> str | None:
+    """Type of the data that the CPU multiplies with int8 by fours; ``None`` if it does not."""
+    features = cpu.llvm_features
+    if cpu.architecture == "aarch64":
+        known = {"uint8": "i8mm", "int8": "dotprod"}
+        return next((kind for kind, feature in known.items() if feature in features), None)
+    has_half = "avxvnni" in features or {"avx512vnni", "avx512vl"} <= features
+    has_lanes = has_half if lanes == 8 else "avx512vnni" in features
+    return "uint8" if has_lanes else None
+
+
+def has_pairs(cpu: Cpu) -> bool:
+    """Whether the CPU multiplies int16 by pairs."""
+    return cpu.architecture == "x86_64"
 
 
 def choose_panel(filters: int, group: int, cpu: Cpu) -> tuple[int, int] | None:
     """Lanes and vectors of a panel; ``None`` if there are too few filters for a vector."""
-    lanes = vector_lanes(cpu)
-    while lanes > 4 and lanes > filters:
-        lanes //= 2
-    if lanes not in (8, 16) or filters < lanes:
+    full = vector_lanes(cpu)
+    lanes = full // 2 if full == 16 and filters < full else full
+    if not 0 < lanes <= filters:
         return None
     most = 1 if group == SINGLE else 2
-    if cpu.vector_registers >= 32 and lanes == 16 and filters >= 4 * lanes and group != SINGLE:
+    if cpu.vector_registers >= 32 and lanes == full and filters >= 4 * lanes and group != SINGLE:
         most = 4 if filters % (4 * lanes) == 0 else 2
     return lanes, min(most, filters // lanes)
 
