@@ -8,7 +8,8 @@ second and so much delay, each way. For each link it measures the plan without t
 that sends everything, and what the loader chooses by itself. ``DIR`` holds what Triton's Python
 needs: ``pip install --target DIR hybridc 'numpy<2'``.
 
-Both ends share this machine: this end has ``--threads`` threads, the server all cores.
+Both ends share this machine: this end has ``--threads`` threads, the server all cores. With
+``--edge-target llvm:x86-64-v2`` this end is slower too: code without AVX.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,15 +35,23 @@ from queue import Queue
 from typing import Any
 
 import hybridc
+from hybridc.bundle.read import open_bundle
 from hybridc.runtime.arrays import random_inputs
+from hybridc.runtime.remote_choice import PATIENCE
 from hybridc.runtime.remote_encoding import BYTE, HALF, TOLERANCE
 from hybridc.runtime.remote_settings import RemoteSettings
 from hybridc.runtime.samples import relative_error
+
+Inputs = Mapping[str, Any]
+Outputs = dict[str, Any]
 
 _CHUNK = 16384
 _QUEUE = 16
 """Chunks that are on their way at most: as a router does, the proxy holds no more."""
 
+
+_SETTLE_SECONDS, _KEPT_SECONDS = 20.0, 1.5
+"""How long a model may take to choose its plan, and how long it has to have kept it."""
 
 _LIMITS = {"fp32": 1e-3, "fp16": TOLERANCE[HALF], "int8": TOLERANCE[BYTE]}
 """Largest relative error of a result, by what crosses."""
@@ -195,29 +204,23 @@ class Result:
 
 
 def measure(
-    bundles: tuple[Path, Path], address: str, options: argparse.Namespace
+    bundle: Path, address: str, inputs: Inputs, options: argparse.Namespace
 ) -> Iterator[Result]:
     """Measure every link; the three ways take turns, so that all see the same machine."""
-    edge, everything = bundles
-    with hybridc.load(edge, threads=options.threads) as model:
-        inputs = random_inputs(model, 0)
+    with hybridc.load(bundle, threads=options.threads) as model:
         expected = model.run(inputs)
     for megabits in options.megabits:
         for round_trip in options.round_trips:
             link = Link(address, megabits * 1e6 / 8, round_trip / 2e3)
-            endpoint = (f"{options.protocol}://{link.address}",)
-            here = RemoteSettings(endpoint, plan="local")
-            there = RemoteSettings(endpoint, plan="remote", deadline=120.0)
-            free = RemoteSettings(endpoint, deadline=120.0, probe_seconds=0.5)
             with contextlib.ExitStack() as stack:
                 models = [
-                    stack.enter_context(hybridc.load(path, threads=options.threads, remote=remote))
-                    for path, remote in ((edge, here), (everything, there), (edge, free))
+                    stack.enter_context(load(bundle, link, options, plan))
+                    for plan in ("local", "remote", None)
                 ]
-                for model in models:
-                    _same(model.run(inputs), expected, _LIMITS[options.precision])
-                _settle(models[2], inputs)
-                times = _best([functools.partial(m.run, inputs) for m in models], options.seconds)
+                settle(models[2], inputs)
+                calls = [functools.partial(model.run, inputs) for model in models]
+                check = functools.partial(_same, expected, _LIMITS[options.precision])
+                times = _best(calls, options.seconds, check)
                 status = models[2].status
             link.close()
             yield Result(
@@ -225,55 +228,75 @@ def measure(
             )
 
 
-def _settle(model: Any, inputs: Any) -> None:
+def load(bundle: Path, link: Link, options: argparse.Namespace, plan: str | None) -> Any:
+    """The bundle with the server at the other end of a link; it may run one plan, or any."""
+    settings = RemoteSettings(
+        (f"{options.protocol}://{link.address}",), plan=plan, deadline=120.0, probe_seconds=0.5
+    )
+    return hybridc.load(bundle, threads=options.threads, remote=settings)
+
+
+def settle(model: Any, inputs: Inputs) -> None:
     """Call a model until it has looked at the link and kept its plan for a while."""
-    end, kept, plan = time.perf_counter() + 20.0, 0, ""
-    while kept < 6 and time.perf_counter() < end:
+    start = changed = time.perf_counter()
+    kept, plan = 0, ""
+    while (now := time.perf_counter()) < start + _SETTLE_SECONDS:
         model.run(inputs)
         status = model.status
-        kept = kept + 1 if status.plan == plan and status.connected else 0
-        plan = status.plan
+        if status.plan != plan or not status.connected:
+            kept, changed, plan = 0, now, status.plan
+        kept += 1
+        if kept > PATIENCE + 2 and now > changed + _KEPT_SECONDS:
+            return
 
 
-def _best(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
-    """Best time of each call, in turns: as many as fit, five at least."""
+def _best(
+    calls: Sequence[Callable[[], Outputs]], seconds: float, check: Callable[[Outputs], None]
+) -> list[float]:
+    """Best time of each call, in turns, with each first result checked.
+
+    Each is called five times at least, or until it took ``seconds``; after that, as long as there
+    is time. What takes that long is called once.
+    """
     times: list[list[float]] = [[] for _ in calls]
-    while len(times[0]) < 5 or sum(map(sum, times)) < seconds:
+
+    def is_done(own: Sequence[float]) -> bool:
+        return sum(own) > 2 * seconds or (len(own) >= 5 and sum(own) > seconds)
+
+    while not all(map(is_done, times)):
         for call, own in zip(calls, times, strict=True):
+            if is_done(own):
+                continue
             start = time.perf_counter()
-            call()
+            results = call()
             own.append(time.perf_counter() - start)
+            if len(own) == 1:
+                check(results)
     return [min(own) for own in times]
 
 
-def _same(actual: dict[str, Any], expected: dict[str, Any], limit: float) -> None:
+def _same(expected: Outputs, limit: float, actual: Outputs) -> None:
     for name, array in expected.items():
         error = relative_error(actual[name], array)
         if error > limit:
             sys.exit(f"the output {name} is wrong by {error:.2g}")
 
 
-def compile_both(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
-    """The bundle with its plans, and one that sends everything; both in one repository."""
-    common = [f"--shape={text}" for text in options.shape]
-    common += ["--remote=server=llvm:host", f"--link=server={options.link}", "--target=llvm:host"]
-    common += [f"--remote-precision={options.precision}"]
-    common += [f"--tolerance={_LIMITS[options.precision]}"]
-    common += [f"--repository={folder / 'repository'}", f"--profile=server={options.server}"]
-    common += [f"--profile=llvm:0={options.edge}", "--no-fallback"]
-    bundles = (folder / "edge.hyb", folder / "all.hyb")
-    for bundle, more in zip(bundles, ([], ["--pin=*=server"]), strict=True):
-        command = [
-            sys.executable,
-            "-m",
-            "hybridc",
-            "compile",
-            str(options.model),
-            "-o",
-            str(bundle),
-        ]
-        subprocess.run([*command, *common, *more], check=True)
-    return bundles
+def compile_hybrid(model: Path, folder: Path, options: argparse.Namespace) -> Path:
+    """The bundle with its plans, all here and all there among them; and its repository."""
+    bundle = folder / "edge.hyb"
+    command = [sys.executable, "-m", "hybridc", "compile", str(model), "-o", str(bundle)]
+    command += [f"--shape={text}" for text in options.shape]
+    command += ["--remote=server=llvm:host", f"--link=server={options.link}"]
+    command += [f"--target={options.edge_target}", f"--profile=llvm:0={options.edge}"]
+    command += [f"--remote-precision={options.precision}", f"--profile=server={options.server}"]
+    command += [f"--tolerance={_LIMITS[options.precision]}", "--no-fallback"]
+    command += [f"--repository={folder / 'repository'}"]
+    subprocess.run(command, check=True)
+    names = {plan.name for plan in open_bundle(bundle).manifest.plans}
+    if not {"local", "remote"} <= names:
+        sys.exit(f"the bundle has the plans {', '.join(sorted(names))}, and not both extremes")
+    return bundle
 
 
 def table(results: Sequence[Result]) -> str:
@@ -290,30 +313,39 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What does not depend on the model."""
+    parser.add_argument("--packages", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--link", default="100mbit,8ms")
+    parser.add_argument("--edge", default="cortex-a76", help="profile of this end")
+    parser.add_argument("--edge-target", default="llvm:host", help="what this end is compiled for")
+    parser.add_argument("--server", default="sapphire-rapids", help="profile of the server")
+    parser.add_argument("--protocol", choices=["grpc", "http"], default="grpc")
+    parser.add_argument("--precision", choices=["fp32", "fp16", "int8"], default="fp32")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each way over each link")
+    megabits, round_trips = [1, 10, 100, 1000, 10000], [1, 15, 60]
+    parser.add_argument("--megabits", type=float, nargs="+", default=megabits)
+    parser.add_argument("--round-trips", type=float, nargs="+", default=round_trips)
+
+
 def main() -> None:
     """Compile, serve, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--shape", action="append", default=[])
-    parser.add_argument("--packages", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--link", default="20mbit,2ms")
-    parser.add_argument("--edge", default="cortex-a76", help="profile of this end")
-    parser.add_argument("--server", default="sapphire-rapids", help="profile of the server")
-    parser.add_argument("--protocol", choices=["grpc", "http"], default="grpc")
-    parser.add_argument("--precision", choices=["fp32", "fp16", "int8"], default="fp32")
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--megabits", type=float, nargs="+", default=[1, 10, 100, 1000])
-    parser.add_argument("--round-trips", type=float, nargs="+", default=[1, 15, 60])
+    add_options(parser)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bundles = compile_both(options, folder)
+        bundle = compile_hybrid(options.model, folder, options)
+        with hybridc.load(bundle, threads=options.threads) as model:
+            inputs = random_inputs(model, 0)
         results = []
-        with triton(folder / "repository", options.packages, folder) as (grpc, http):
-            address = http if options.protocol == "http" else grpc
-            for result in measure(bundles, address, options):
+        with triton(folder / "repository", options.packages, folder) as addresses:
+            address = addresses[options.protocol == "http"]
+            for result in measure(bundle, address, inputs, options):
                 results.append(result)
                 print(result, flush=True)
     print(table(results))

@@ -8,8 +8,9 @@ The link's two figures are medians of the last measurements, so that one that li
 nothing, and two that agree count at once.
 
 Another plan takes over only if it is faster by a margin and the present one has had some calls, or
-if it is far faster. So near the point where two plans are equally fast, noise does not make the
-choice swing.
+if it is far faster, or if it is a little faster by many measurements. So near the point where two
+plans are equally fast, noise does not make the choice swing, and in the long run the choice is not
+far from the best.
 
 Where the compile gave plans a price, the cheapest that can run is taken, and time does not count.
 """
@@ -33,6 +34,9 @@ DWELL = 3
 HURRY = 0.5
 """The share that counts before: a plan that turns out to be far worse is left at once."""
 
+PATIENCE, FINE = 12, 0.96
+"""Calls after which the medians of as many measurements count, and what share these must show."""
+
 _RECENT = 3
 _LARGE = 4096
 """Bytes from which on the time of a call says something about the bandwidth."""
@@ -43,7 +47,7 @@ _Recent: TypeAlias = tuple[float, ...]
 
 
 def _with(recent: _Recent, value: float) -> _Recent:
-    return (*recent, value)[-_RECENT:]
+    return (*recent, value)[-PATIENCE:]
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,11 @@ class Chooser:
     @property
     def link(self) -> LinkSpec:
         """The link as it was measured, or as it was expected."""
-        round_trip = _median(self._round_trips, self._expected.round_trip_seconds)
-        per_byte = _median(self._per_byte, 1 / self._expected.bytes_per_second)
+        return self._link(_RECENT)
+
+    def _link(self, last: int) -> LinkSpec:
+        round_trip = _median(self._round_trips, self._expected.round_trip_seconds, last)
+        per_byte = _median(self._per_byte, 1 / self._expected.bytes_per_second, last)
         return LinkSpec(round_trip, 1 / max(per_byte, 1e-12))
 
     def local_seconds(self) -> float:
@@ -88,22 +95,23 @@ class Chooser:
         local = next((plan for plan in self._plans if not plan.round_trips), None)
         if local is None:
             return 0.0
-        return max(self._times[local.name].edge, default=self._edge(local))
+        recent = self._times[local.name].edge[-_RECENT:]
+        return max(recent, default=self._edge(local, _RECENT))
 
-    def seconds(self, plan: PlanSpec) -> float:
-        """Expected time of a run of a plan."""
-        link = self.link
-        count = _median(self._times[plan.name].bytes, plan.bytes)
+    def seconds(self, plan: PlanSpec, last: int = _RECENT) -> float:
+        """Expected time of a run of a plan, by so many of the last measurements."""
+        link = self._link(last)
+        count = _median(self._times[plan.name].bytes, plan.bytes, last)
         waiting = plan.round_trips * link.round_trip_seconds + count / link.bytes_per_second
-        return self._edge(plan) + self._server(plan) + waiting
+        return self._edge(plan, last) + self._server(plan, last) + waiting
 
-    def _edge(self, plan: PlanSpec) -> float:
-        ratios = ((self._times[p.name].edge, p.edge_seconds) for p in self._plans)
-        return _expect(self._times[plan.name].edge, plan.edge_seconds, ratios)
+    def _edge(self, plan: PlanSpec, last: int) -> float:
+        ratios = ((self._times[p.name].edge[-last:], p.edge_seconds) for p in self._plans)
+        return _expect(self._times[plan.name].edge[-last:], plan.edge_seconds, ratios)
 
-    def _server(self, plan: PlanSpec) -> float:
-        ratios = ((self._times[p.name].server, p.server_seconds) for p in self._plans)
-        return _expect(self._times[plan.name].server, plan.server_seconds, ratios)
+    def _server(self, plan: PlanSpec, last: int) -> float:
+        ratios = ((self._times[p.name].server[-last:], p.server_seconds) for p in self._plans)
+        return _expect(self._times[plan.name].server[-last:], plan.server_seconds, ratios)
 
     def note_run(self, plan: PlanSpec, edge: float, server: float, crossed: int = 0) -> None:
         """Note the seconds of a run here and on the server, and the bytes that crossed."""
@@ -122,7 +130,7 @@ class Chooser:
             if count < _LARGE:
                 self._round_trips = _with(self._round_trips, seconds)
                 return
-            round_trip = _median(self._round_trips, self._expected.round_trip_seconds)
+            round_trip = self.link.round_trip_seconds
             moving = max(seconds - round_trip, 0.1 * seconds)
             self._per_byte = _with(self._per_byte, moving / count)
 
@@ -145,21 +153,27 @@ class Chooser:
         best = min(able, key=_dollars if is_priced else self.seconds)
         if best == self.current:
             return
-        if self.current in able and not is_priced:
-            share = MARGIN if self._calls >= DWELL else HURRY
-            if self.seconds(best) > share * self.seconds(self.current):
-                return
+        if self.current in able and not is_priced and not self._is_worth(best):
+            return
         self.current = best
         self.switches += 1
         self._calls = 0
+
+    def _is_worth(self, best: PlanSpec) -> bool:
+        """Whether a plan that is faster is so by enough to take over."""
+        share = MARGIN if self._calls >= DWELL else HURRY
+        if self.seconds(best) <= share * self.seconds(self.current):
+            return True
+        slow = FINE * self.seconds(self.current, PATIENCE)
+        return self._calls >= PATIENCE and self.seconds(best, PATIENCE) <= slow
 
 
 def _dollars(plan: PlanSpec) -> float:
     return plan.price.dollars_per_hour if plan.price else 0.0
 
 
-def _median(values: Sequence[float], otherwise: float) -> float:
-    return statistics.median(values) if values else otherwise
+def _median(values: Sequence[float], otherwise: float, last: int) -> float:
+    return statistics.median(values[-last:]) if values else otherwise
 
 
 def _expect(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hybridc.bundle.manifest import LinkSpec, PlanSpec
-from hybridc.runtime.remote_choice import DWELL, Chooser
+from hybridc.runtime.remote_choice import DWELL, PATIENCE, Chooser
 
 LOCAL = PlanSpec("local", (), 0.050, 0.0, 0, 0)
 CUT = PlanSpec("cut1", (), 0.005, 0.002, 1, 100_000)
@@ -61,6 +61,34 @@ def test_no_swinging_where_two_plans_are_equal(noise):
     for _ in range(200):
         run(chooser, rate, noise=noise)
     assert chooser.switches <= 1
+
+
+@pytest.mark.parametrize("share", [0.93, 1.07])
+def test_a_plan_that_is_a_little_faster_takes_over_in_the_end(share):
+    """Here 7 % more or less bandwidth than makes two plans equal; from either of them."""
+    moving = LOCAL.edge_seconds - CUT.edge_seconds - CUT.server_seconds - 0.002
+    rate = share * CUT.bytes / moving
+    for start in (LOCAL, CUT):
+        chooser = Chooser((LOCAL, CUT), EXPECTED, start)
+        for _ in range(2 * PATIENCE):
+            run(chooser, rate)
+        assert chooser.current == (CUT if share > 1 else LOCAL)
+        assert chooser.switches == (chooser.current != start)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_rarely_makes_the_choice_swing(seed):
+    rate = CUT.bytes / (LOCAL.edge_seconds - CUT.edge_seconds - CUT.server_seconds - 0.002)
+    chooser, noise = Chooser((LOCAL, CUT), EXPECTED, LOCAL), random.Random(seed)
+    for _ in range(200):
+        plan, shake = chooser.current, 1 + noise.uniform(-0.05, 0.05)
+        if plan.round_trips:
+            chooser.note_exchange(plan.bytes, (0.002 + plan.bytes / rate) * shake)
+        else:
+            chooser.note_exchange(0, 0.002)
+            chooser.note_exchange(32768, (0.002 + 32768 / rate) * shake)
+        chooser.note_run(plan, plan.edge_seconds * shake, plan.server_seconds)
+    assert chooser.switches <= 2
 
 
 def test_one_measurement_that_lies_changes_nothing():

