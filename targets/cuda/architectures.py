@@ -76,7 +76,7 @@ class Gpu:
     @property
     def limits(self) -> Limits:
         """What a kernel may use on every one of the GPUs."""
-        types = {"float16", "bfloat16", *(["float32"] if self.tf32 else [])}
+        types = {"int8", "uint8", "float16", "bfloat16", *(["float32"] if self.tf32 else [])}
         if _capability(self.architectures[0]) < TENSOR_CORES:
             types = set()
         matrix_types = frozenset(types)

@@ -12,14 +12,15 @@ import tvm
 from hybridc.targets.cuda.architectures import Gpu
 from hybridc.targets.cuda.channels import channels_last
 from hybridc.targets.cuda.filters import channels_innermost
+from hybridc.targets.cuda.integers import integers_on_tensor_cores
 from hybridc.targets.cuda.matrices import depth_innermost
 from hybridc.targets.cuda.nvcc import compile_source
 from hybridc.targets.cuda.pack import packer
 from hybridc.targets.cuda.permuted import products_in_place
 from hybridc.targets.gpu.attention import attention_in_one
 from hybridc.targets.gpu.constants import CUDA, keep_constants
-from hybridc.targets.gpu.normalize import rows_normalized
 from hybridc.targets.gpu.narrow import cut_off
+from hybridc.targets.gpu.normalize import rows_normalized
 from hybridc.targets.gpu.pipeline import legalize
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.gpu.scratch import lift_scratch
@@ -60,6 +61,7 @@ def make_kernels(
 ) -> tuple[tvm.IRModule, Mapping[str, Array]]:
     """Fused kernels of a lowered part with their ``main``, and the weights in their order."""
     types = gpu.limits.matrix_types
+    module, weights = integers_on_tensor_cores(module, weights, types)
     module, weights = channels_innermost(module, weights, types)
     module, weights = depth_innermost(module, weights, types)
     module = products_in_place(module, weights, types)

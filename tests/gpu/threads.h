@@ -15,6 +15,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 
+using uchar = unsigned char;
 using uint = unsigned;
 using half = _Float16;
 
@@ -49,21 +50,22 @@ inline void meet() {
   thread.x = self;
 }
 
-// Products of fragments of 16 rows and 8 columns, whose words are converted by `Number`.
-template <typename Number>
-void multiply(float* sums, const uint* left, const uint* right) {
-  constexpr int packed = 4 / sizeof(Number);
+// Products of fragments of 16 rows and 8 columns, whose words hold numbers of these types.
+template <typename Left, typename Right, typename Sum>
+void multiply(Sum* sums, const uint* left, const uint* right) {
+  constexpr int packed = 4 / sizeof(Left);
   int self = thread.x, lane = self % 32, warp = self - lane;
-  operands[self] = {sums, left, right};
+  operands[self] = {nullptr, left, right};
   meet();
   for (int part = 0; part < 4; ++part) {
     int row = lane / 4 + part / 2 * 8, column = lane % 4 * 2 + part % 2;
     for (int word = 0; word < 8; ++word) {
-      Number a[packed], b[packed];
+      Left a[packed];
+      Right b[packed];
       int other = row % 8 * 4 + word % 4;
       std::memcpy(a, &operands[warp + other].left[row / 8 + word / 4 * 2], 4);
       std::memcpy(b, &operands[warp + column * 4 + word % 4].right[word / 4], 4);
-      for (int i = 0; i < packed; ++i) sums[part] += float(a[i]) * float(b[i]);
+      for (int i = 0; i < packed; ++i) sums[part] += Sum(a[i]) * Sum(b[i]);
     }
   }
   meet();
@@ -172,6 +174,7 @@ inline uint __byte_perm(uint first, uint second, uint parts) {
 inline half __float2half_rn(float value) { return half(value); }
 inline half max(half a, half b) { return a > b ? a : b; }
 inline float max(float a, float b) { return a > b ? a : b; }
+inline float min(float a, float b) { return a < b ? a : b; }
 
 // Round to the 10 bits behind the point that tf32 has, halves away from zero.
 inline void round_to_tf32(uint& bits) { bits = (bits + 0x1000) & ~0x1fffu; }

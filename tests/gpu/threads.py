@@ -24,9 +24,14 @@ from tests.models import Array
 _KERNEL = re.compile(
     r'extern "C" __global__ void __launch_bounds__\((\d+)\) (\w+)\(([^)]*)\) \{', re.M
 )
-_FIRST = re.compile(r"^(?=(?:template <typename Element>\n)?__device__ __forceinline__ )", re.M)
+_FIRST = re.compile(
+    r'^(?=(?:template <typename Element>\n)?__device__ __forceinline__ |extern "C" __global__ )',
+    re.M,
+)
 _PRODUCT = re.compile(
-    r'asm(?: volatile)?\("mma\.sync[^"]*(f16|tf32)\.f32 "[^;]*;".*?"r"\((b\[.*?)\), .*?\)\);', re.S
+    r'asm(?: volatile)?\("mma\.sync[^"]*?\.(\w+)\.(\w+)\.(?:f32|s32) "[^;]*;"'
+    r'.*?"r"\((b\[.*?)\), .*?\)\);',
+    re.S,
 )
 _LOAD = re.compile(
     r'asm volatile\(\s*"ldmatrix[\w.]*?(\.trans)?\.shared[^;]*;"\s*'
@@ -38,6 +43,7 @@ _ROUND = re.compile(r'asm\("cvt\.rna\.tf32\.f32 %0, %0;" : "\+r"\((.*?)\)\);')
 _PAIR = re.compile(
     r'asm\("cvt\.rn\.f16x2\.f32 [^;]*;" : "=r"\((.*?)\) : "f"\((.*?)\), "f"\((.*?)\)\);'
 )
+_NUMBERS = {"f16": "half", "tf32": "float", "s8": "int8_t", "u8": "uint8_t"}
 _MOST_SHARED = 96 * 1024
 
 
@@ -73,9 +79,7 @@ def run_threads(source: str, grids: list[int], tensors: Mapping[str, Array], fol
     """
     kernels = _KERNEL.findall(source)
     assert len(kernels) == len(grids)
-    begin = re.search(
-        r"^(template <typename Element>\n)?__device__ __forceinline__ ", source, re.M
-    ).start()
+    begin = _FIRST.search(source).start()
     shared = re.sub(r"__shared__ (alignas\(\d+\))", r"\1 static", source[begin:])
     dynamic = rf"alignas(64) static uint \1[{_MOST_SHARED // 4}];"
     shared = re.sub(r"extern __shared__ __align__\(64\) uint (\w+)\[\];", dynamic, shared)
@@ -98,8 +102,8 @@ _HEADER = Path(__file__).with_name("threads.h")
 
 
 def _product(match: re.Match[str]) -> str:
-    number = "half" if match[1] == "f16" else "float"
-    return f"machine::multiply<{number}>(c, a[row], &{match[2]});"
+    left, right = (_NUMBERS[match[index]] for index in (1, 2))
+    return f"machine::multiply<{left}, {right}>(c, a[row], &{match[3]});"
 
 
 def _load(match: re.Match[str]) -> str:

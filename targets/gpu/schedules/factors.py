@@ -199,7 +199,7 @@ def _guarded_load(value: Any) -> tuple[Any, Any] | None:
         return value, tirx.const(True, "bool")
     if is_choice(value) and isinstance(value.args[1], tvm.ir.TensorLoad):
         other = value.args[2]
-        if isinstance(other, tirx.FloatImm) and float(other.value) == 0.0:
+        if isinstance(other, tirx.FloatImm | tirx.IntImm) and float(other.value) == 0.0:
             return value.args[1], value.args[0]
     return None
 

@@ -1,9 +1,9 @@
 """CUDA functions for products on tensor cores, each as its name and its source.
 
 Memory is counted in words of 32 bits: one float32 number, or two neighbors in depth of a type of 16
-bits. The kernels of :mod:`.fragment_kernel` call these functions with pointers, so that TVM puts in
-no barriers of its own. A place in a kernel's own memory is a buffer and an index, so that TVM sees
-all of the buffer in use.
+bits, or four of one of 8 bits. The kernels of :mod:`.fragment_kernel` call these functions with
+pointers, so that TVM puts in no barriers of its own. A place in a kernel's own memory is a buffer
+and an index, so that TVM sees all of the buffer in use.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ _SHAPES = {
     "float16": "m16n8k16.row.col.f32.f16.f16.f32",
     "bfloat16": "m16n8k16.row.col.f32.bf16.bf16.f32",
     "float32": "m16n8k8.row.col.f32.tf32.tf32.f32",
+    "int8_int8": "m16n8k32.row.col.s32.s8.s8.s32",
+    "int8_uint8": "m16n8k32.row.col.s32.s8.u8.s32",
+    "uint8_int8": "m16n8k32.row.col.s32.u8.s8.s32",
+    "uint8_uint8": "m16n8k32.row.col.s32.u8.u8.s32",
 }
-"""The instruction for each type of the factors; float32 is rounded to tf32."""
+"""The instruction for each type of the factors; float32 is rounded to tf32. Types of 8 bits come in
+all pairs."""
 
 
 @dataclass(frozen=True)
@@ -295,12 +300,13 @@ def multiply_chunks(dtype: str, rows: int, columns: int, words: int) -> Function
     read at once by ``ldmatrix``.
 
     Args:
-        dtype: Type of the factors.
+        dtype: Type of the factors, or both types, such as ``uint8_int8``.
         rows: Fragments of 16 rows.
         columns: Fragments of 8 columns, an even number.
         words: Depth of the step.
     """
     divisor, turns = turns_of(words)
+    sum_type = "int" if "int8" in dtype else "float"
     name = f"hybridc_multiply_chunks_{dtype}_{rows}_{columns}_{words}"
     depth = "((depth + {}) ^ turn)"
     first = f"left + row * {16 * words} + {depth.format('lane / 16 * 4')}"
@@ -308,7 +314,7 @@ def multiply_chunks(dtype: str, rows: int, columns: int, words: int) -> Function
     right = ("b[column / 2][column % 2 * 2]", "b[column / 2][column % 2 * 2 + 1]")
     body = f"""
 __device__ __forceinline__ void {name}(
-    float* sums, const unsigned* tiles, int left_at, int right_at, int lane) {{
+    {sum_type}* sums, const unsigned* tiles, int left_at, int right_at, int lane) {{
   const int turn = lane % 8 / {divisor} % {turns} * 4;
   const unsigned* left = tiles + left_at + lane % 16 * {words};
   const unsigned* right = tiles + right_at + (lane / 16 * 8 + lane % 8) * {words};
@@ -329,7 +335,7 @@ __device__ __forceinline__ void {name}(
     for (int row = 0; row < {rows}; ++row)
 #pragma unroll
       for (int column = 0; column < {columns}; ++column) {{
-        float* c = sums + (row * {columns} + column) * 4;
+        {sum_type}* c = sums + (row * {columns} + column) * 4;
         {multiply_fragments(dtype, "", right)}
       }}
   }}
@@ -340,9 +346,10 @@ __device__ __forceinline__ void {name}(
 
 def multiply_fragments(dtype: str, volatile: str, right: tuple[str, str]) -> str:
     """Statement that adds the product of fragments ``a[row]`` and ``right`` to ``c``."""
+    c = ", ".join(f'"+{"r" if "int8" in dtype else "f"}"(c[{i}])' for i in range(4))
     return f"""asm{volatile}("mma.sync.aligned.{_SHAPES[dtype]} "
             "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : {c}
             : "r"(a[row][0]), "r"(a[row][1]), "r"(a[row][2]), "r"(a[row][3]),
               "r"({right[0]}), "r"({right[1]}));"""
 

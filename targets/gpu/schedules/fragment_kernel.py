@@ -45,6 +45,9 @@ from tvm.ir import Range
 
 LANES = 32
 
+INTEGERS = ("int8", "uint8")
+"""Types of factors whose sums are int32."""
+
 TOTAL_THREADS = 128
 """Threads of a block that adds up slices."""
 
@@ -71,7 +74,8 @@ def write_kernels(product: Product, cut: Cut) -> tuple[list[Any], list[Any]]:
     batch, rows, columns, _ = product.shape
     if cut.slices == 1:
         return [writer.kernel(finish, product.width())], []
-    partial = tirx.decl_buffer((cut.slices, batch, rows, columns), "float32", "slices")
+    dtype = str(product.sums.dtype)
+    partial = tirx.decl_buffer((cut.slices, batch, rows, columns), dtype, "slices")
 
     def keep(place: Sequence[Any], total: Any) -> tuple[Any, Any, list[Any]]:
         return partial, total, [writer.slice, *place]
@@ -137,7 +141,8 @@ class _Writer:
 
         moves = () if cut.copied else tuple(map(move, sides))
         copies = tuple(map(copy, sides)) if cut.copied else ()
-        sums = _buffer(cut.warp_rows * cut.warp_columns // LANES, "float32", "sums", "local")
+        count = cut.warp_rows * cut.warp_columns // LANES
+        sums = _buffer(count, str(product.sums.dtype), "sums", "local")
         return cls(product, cut, steps, sides, moves, copies, shared, sums, analyzer, block, thread)
 
     @property
@@ -178,7 +183,7 @@ class _Writer:
         down, across = self._tiles
         blocks = self.cut.slices * self.product.shape[0] * down * across
         self.analyzer.bind(self.block, Range(int64(0), int64(blocks)))
-        zero, count = tirx.const(0.0, "float32"), int(self.sums.shape[0])
+        zero, count = tirx.const(0, str(self.sums.dtype)), int(self.sums.shape[0])
         registers = [move.registers for move in self.moves]
         body = [tirx.AllocBuffer(buffer) for buffer in (self.shared, self.sums, *registers)]
         body += [tirx.BufferStore(self.sums, zero, [int64(i)]) for i in range(count)]
@@ -254,6 +259,7 @@ class _Writer:
         ]
         dtype, rows = self.product.left.dtype, cut.warp_rows // 16
         if cut.copied:
+            dtype += f"_{self.product.right.dtype}" if dtype in INTEGERS else ""
             function = multiply_chunks(dtype, rows, cut.warp_columns // 8, cut.words)
         else:
             function = multiply(dtype, rows, cut.words, *strides)
@@ -338,7 +344,8 @@ def _total(product: Product, slices: int, partial: Any, finish: Finish) -> Any:
     block, thread = tirx.Var("block", "int64"), tirx.Var("thread", "int64")
     number = block * TOTAL_THREADS + thread
     place = [number // (rows * columns), number // columns % rows, number % columns]
-    total, at = _buffer(1, "float32", "total", "local"), [int64(0)]
+    dtype = str(product.sums.dtype)
+    total, at = _buffer(1, dtype, "total", "local"), [int64(0)]
     before = tirx.BufferLoad(total, at)
 
     def add(piece: Any) -> Any:
@@ -347,7 +354,7 @@ def _total(product: Product, slices: int, partial: Any, finish: Finish) -> Any:
     buffer, value, indices = finish(place, before)
     body = [
         tirx.AllocBuffer(total),
-        tirx.BufferStore(total, tirx.const(0.0, "float32"), at),
+        tirx.BufferStore(total, tirx.const(0, dtype), at),
         serial_loop(slices, add, "slice"),
         tirx.BufferStore(buffer, value, indices),
     ]

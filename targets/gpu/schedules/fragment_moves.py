@@ -1,9 +1,9 @@
 """How the factors of a product on tensor cores get to shared memory: through registers.
 
 Shared memory is counted in words of 32 bits: one float32 number, or two neighbors in depth of a
-type of 16 bits. A factor whose neighbors in memory lie along k is kept row by row, one whose
-neighbors lie along its own axis depth by depth; both with a gap that spreads what a warp reads over
-all banks.
+type of 16 bits; factors of 8 bits, four in a word, do not come this way. A factor whose neighbors
+in memory lie along k is kept row by row, one whose neighbors lie along its own axis depth by depth;
+both with a gap that spreads what a warp reads over all banks.
 
     row by row        word (row, depth) at row * (depths + 4) + depth
     depth by depth    word (row, depth) at depth * (rows + 8) + row
@@ -30,7 +30,7 @@ from hybridc.targets.gpu.schedules.fragment_functions import (
     store_row,
 )
 from hybridc.targets.llvm.schedules.statements import int64, sequence
-from tvm import sym, tirx
+from tvm import DataType, sym, tirx
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Side:
     @property
     def packed(self) -> int:
         """Elements in a word."""
-        return 1 if self.factor.dtype == "float32" else 2
+        return 32 // int(DataType(self.factor.dtype).bits)
 
     @property
     def along_depth(self) -> bool:

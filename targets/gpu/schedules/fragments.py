@@ -1,4 +1,4 @@
-"""The rule for products on tensor cores: factors of 16 bits, and float32 rounded to tf32.
+"""The rule for products on tensor cores: factors of 8 and 16 bits, and float32 rounded to tf32.
 
 See :mod:`.factors` for what is taken from the function, and :mod:`.fragment_kernel` for what is
 written in its place.
@@ -14,7 +14,7 @@ from hybridc.targets.gpu.schedules.choices import in_order, product_problem
 from hybridc.targets.gpu.schedules.factors import Product, extract_product
 from hybridc.targets.gpu.schedules.fragment_choice import Cut, rank_cuts
 from hybridc.targets.gpu.schedules.fragment_copies import can_copy
-from hybridc.targets.gpu.schedules.fragment_kernel import write_kernels
+from hybridc.targets.gpu.schedules.fragment_kernel import INTEGERS, write_kernels
 from hybridc.targets.gpu.schedules.fragment_moves import Side
 from hybridc.targets.gpu.schedules.product import only_product, right_along_depth
 from hybridc.targets.llvm.schedules.blocks import changed, loads_of, store_of
@@ -57,6 +57,8 @@ def _find(schedule: Schedule, limits: Limits) -> tuple[Product, Problem, dict[Fi
     product = extract_product(schedule, main, right_along_depth(schedule, main))
     sides = (Side(product.left, 32, 32, is_right=False), Side(product.right, 32, 32, is_right=True))
     packed, copied = sides[0].packed, all(map(can_copy, sides))
+    if product.left.dtype in INTEGERS and not copied:
+        raise Misfit("factors of 8 bits that are no chunks in memory")
     problem = product_problem("fragments", node, product.shape, packed=packed, copied=copied)
     cuts = {
         figures(rows=cut.rows, columns=cut.columns, slices=cut.slices): cut
@@ -66,15 +68,16 @@ def _find(schedule: Schedule, limits: Limits) -> tuple[Product, Problem, dict[Fi
 
 
 def check_types(node: Any, limits: Limits) -> None:
-    """Refuse factors that are of other types, or more than loads and casts to float32."""
+    """Refuse factors that are of other types, or more than loads and casts to the sums' type."""
     store: Any = store_of(node)
     loads = [load for load in loads_of(node) if not load.source.same_as(store.buffer)]
     types = {str(load.ty.dtype) for load in loads}
-    if len(types) != 1 or not types <= limits.matrix_types:
+    integers = types <= set(INTEGERS)
+    if not types <= limits.matrix_types or not (integers or len(types) == 1):
         raise Misfit("no tensor cores for these types")
-    product = store.value.b
-    if str(store.value.ty.dtype) != "float32" or not all(map(_is_plain, (product.a, product.b))):
-        raise Misfit("not sums in float32 of plain products")
+    product, total = store.value.b, "int32" if integers else "float32"
+    if str(store.value.ty.dtype) != total or not all(map(_is_plain, (product.a, product.b))):
+        raise Misfit(f"not sums in {total} of plain products")
 
 
 def _is_plain(value: Any) -> bool:
