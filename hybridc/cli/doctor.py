@@ -57,7 +57,7 @@ def _loader_works() -> bool:
     return platform.system() == "Linux"
 
 
-_WITHOUT_COMPILER = ("cuda", "onnxruntime", "opencl")
+_WITHOUT_COMPILER = ("cuda", "llvm", "onnxruntime", "opencl")
 """Kinds of device that can be looked for with the loader alone."""
 
 

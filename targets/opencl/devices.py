@@ -25,6 +25,9 @@ from hybridc.targets.tuning import UNTUNED, Tuning
 from hybridc.errors import UsageError
 from hybridc.runtime.opencl import LANGUAGE
 
+WORK_GROUP, LOCAL_BYTES = 256, 32 * 1024
+"""Most work-items of a group, and most local memory that they share."""
+
 FEATURES = {"fp64": ("cl_khr_fp64", "float64"), "fp16": ("cl_khr_fp16", "float16")}
 """The extension that a device must have for a word, and the type that it brings."""
 
@@ -67,7 +70,7 @@ class Devices:
     def limits(self) -> Limits:
         """What a kernel may use on every one of the devices."""
         types = TYPES | {FEATURES[word][1] for word in self.features}
-        return Limits(256, 1, shared_bytes=32 * 1024, types=types, tuning=self.tuning)
+        return Limits(WORK_GROUP, 1, LOCAL_BYTES, types=types, tuning=self.tuning)
 
     @cached_property
     def target(self) -> Any:

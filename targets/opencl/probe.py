@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 
+from hybridc.targets.opencl.devices import FEATURES, LOCAL_BYTES, WORK_GROUP
 from hybridc.targets.opencl.plugin import compiler_for
 from hybridc.targets.protocol import Found
 
@@ -22,7 +23,8 @@ def probe() -> list[Found]:
 
 
 def _details(device: OpenclDevice) -> dict[str, str]:
-    has = {name: f"cl_khr_{name}" in device.extensions for name in ("fp16", "fp64")}
+    features = [word for word, (name, _) in FEATURES.items() if name in device.extensions]
+    wanted = [] if device.kind == "other" else [device.kind]
     return {
         "number": str(device.index),
         "kind": device.kind,
@@ -33,5 +35,17 @@ def _details(device: OpenclDevice) -> dict[str, str]:
         "memory": f"{device.memory_bytes / 2**30:.1f} GiB",
         "largest work-group": str(device.work_group),
         "local memory": f"{device.local_bytes / 2**10:.0f} KiB",
-        "floats": ", ".join(["fp32", *(name for name, there in has.items() if there)]),
+        "floats": ", ".join(["fp32", *features]),
+        "runs bundles": _why_not(device) or "yes",
+        "compile for it with": f"--target opencl:{','.join([*wanted, *features])}",
     }
+
+
+def _why_not(device: OpenclDevice) -> str | None:
+    """Why kernels may not run on a device; ``None`` if all do."""
+    lacks = []
+    if device.work_group < WORK_GROUP:
+        lacks.append(f"work-groups of {WORK_GROUP}")
+    if device.local_bytes < LOCAL_BYTES:
+        lacks.append(f"{LOCAL_BYTES // 2**10} KiB of local memory")
+    return f"not all: it lacks {' and '.join(lacks)}" if lacks else None
