@@ -14,6 +14,12 @@ from typing import Any
 
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.attention_blocks import (
+    ATTENTION,
+    Sizes,
+    plan_attention,
+    sizes_and_order,
+)
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
 from hybridc.targets.llvm.schedules.blocks import collect
 from hybridc.targets.llvm.schedules.winograd import SCRATCH, WINOGRAD
@@ -39,9 +45,12 @@ def plan_scratch(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
 
 
 def thread_bytes(module: tvm.IRModule, cpu: Cpu) -> int:
-    """What a thread keeps of its own in the Winograd convolution of the module that needs most."""
+    """What a thread keeps of its own in the kernel that needs most: Winograd's, or attention."""
     found = (_convolutions(function) for function in module.functions.values())
-    return max((_own_bytes(g, cpu) for convolutions in found for g in convolutions), default=0)
+    convolutions = max((_own_bytes(g, cpu) for each in found for g in each), default=0)
+    sizes = map(_attention, module.functions.values())
+    attention = max((plan_attention(s, cpu).thread_bytes for s in sizes if s), default=0)
+    return max(convolutions, attention)
 
 
 def _own_bytes(geometry: Geometry, cpu: Cpu) -> int:
@@ -50,6 +59,15 @@ def _own_bytes(geometry: Geometry, cpu: Cpu) -> int:
     if not chunking.is_shared:
         buffers.append(inputs_shape(geometry, chunking))
     return sum(map(math.prod, buffers)) * cpu.vector_bytes // geometry.lanes
+
+
+def _attention(function: Any) -> Sizes | None:
+    """Sizes of the attention in a fused function, if there is one."""
+    if isinstance(function, tirx.PrimFunc):
+        for block in collect(function.body, SBlock):
+            if ATTENTION in block.annotations:
+                return sizes_and_order(block.annotations[ATTENTION])[0]
+    return None
 
 
 def _convolutions(function: Any) -> Iterator[Geometry]:

@@ -241,6 +241,11 @@ class Emitter:
         """Indices of an input element; without a row if there is one spatial axis only."""
         return [first, second, *([] if self.is_flat else [row]), column, *rest]
 
+    def factor(self, at: Sequence[Any], vector: int) -> Any:
+        """A vector of weights: number ``vector`` of those at a place of the packed weights."""
+        start = vector * self.geometry.lanes
+        return tirx.BufferLoad(self.weight, [*at, self._lanes(start)])
+
     def _put(self, buffer: Any, value: Any) -> Any:
         return tirx.BufferStore(buffer, value, [self._lanes(0)])
 
@@ -419,12 +424,7 @@ class Emitter:
         """
         g = self.geometry
         statements: list[Any] = []
-        vectors = [
-            self._bind(
-                tirx.BufferLoad(self.weight, [*factor, self._lanes(v * g.lanes)]), statements
-            )
-            for v in range(g.vectors)
-        ]
+        vectors = [self._bind(self.factor(factor, v), statements) for v in range(g.vectors)]
         for y, x, row, column in self._places(tile, factor[2], factor[3]):
             at = self.place(*source[:2], row, column, *source[2:])
             scalar = self._bind(tirx.BufferLoad(self.data, at), statements)

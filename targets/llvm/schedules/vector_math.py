@@ -39,6 +39,8 @@ LN2_LOW = math.log(2) - LN2_HIGH
 EXP_LOWEST, EXP_HIGHEST = -104.0, 89.0
 """Beyond these, exp is 0 and infinity in float32."""
 
+EXP_ZERO = -127 * math.log(2)
+"""Here the exponent's bits are those of zero."""
 
 MAX_BINDINGS = 7
 """An argument with more bound values than one expansion has is not expanded into another.
@@ -132,6 +134,24 @@ def _exp(x: Any) -> Any:
 
     rounded = tirx.floor(clamped * _float(1 / math.log(2)) + _float(0.5))
     return tirx.Select(tirx.isnan(x), x, _bind(rounded, result))
+
+
+def exp_of_nonpositive(x: Any) -> Any:
+    """``exp(x)`` for numbers that are not above zero, with fewer instructions.
+
+    Results below the smallest normal number are zero; not a number stays what it is.
+    """
+
+    def result(n: Any) -> Any:
+        remainder = _bind(
+            clamped - n * _float(LN2_HIGH) - n * _float(LN2_LOW),
+            lambda r: _float(1) + (r + r * r * _polynomial(EXP, r)),
+        )
+        return remainder * _power_of_two(tirx.Cast("int32", n))
+
+    # In this order, the maximum of a number and of what is none is the latter.
+    clamped = tirx.max(_float(EXP_ZERO), x)
+    return _bind(tirx.floor(clamped * _float(1 / math.log(2)) + _float(0.5)), result)
 
 
 def _power_of_two(exponent: Any) -> Any:
