@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,39 @@ Feeds = Mapping[str, np.ndarray]
 Engine = Callable[[], Any]
 
 
-def hybridc(path: Path, feeds: Feeds, threads: int, target: str) -> Engine:
-    """A bundle for ``target``, compiled without a check and loaded."""
+@dataclass(frozen=True)
+class Asked:
+    """What hybridc's bundle is asked for.
+
+    Attributes:
+        target: What it is compiled for.
+        open_batch: Whether it takes 1 to 8 images, or whatever the first dimension counts.
+    """
+
+    target: str
+    open_batch: bool = False
+
+    def shape(self, name: str, array: np.ndarray) -> str:
+        """The option for the shape of an input."""
+        first, *rest = map(str, array.shape)
+        return f"--shape={name}={'x'.join(['1..8' if self.open_batch else first, *rest])}"
+
+
+def hybridc(path: Path, feeds: Feeds, threads: int, asked: Asked) -> Engine:
+    """A bundle, compiled without a check and loaded."""
     import hybridc
 
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "model.hyb"
         command = [sys.executable, "-P", "-m", "hybridc", "compile", str(path), "-o", str(bundle)]
-        command += ["--target", target, "--no-verify", "--no-fallback"]
-        for name, array in feeds.items():
-            if array.ndim:
-                command += ["--shape", f"{name}={'x'.join(map(str, array.shape))}"]
+        command += ["--target", asked.target, "--no-verify", "--no-fallback"]
+        command += [asked.shape(name, array) for name, array in feeds.items() if array.ndim]
         subprocess.run(command, check=True, capture_output=True)
         model = hybridc.load(bundle, threads=threads)
     return lambda: model.run(feeds)
 
 
-def onnxruntime(path: Path, feeds: Feeds, threads: int, _target: str) -> Engine:
+def onnxruntime(path: Path, feeds: Feeds, threads: int, _asked: Asked) -> Engine:
     """ONNX Runtime's CPU provider with all its optimizations."""
     import onnxruntime
 
@@ -46,7 +63,7 @@ def onnxruntime(path: Path, feeds: Feeds, threads: int, _target: str) -> Engine:
     return lambda: session.run(None, dict(feeds))
 
 
-def openvino(path: Path, feeds: Feeds, threads: int, _target: str) -> Engine:
+def openvino(path: Path, feeds: Feeds, threads: int, _asked: Asked) -> Engine:
     """OpenVINO's CPU plug-in, tuned for latency."""
     import openvino
 
@@ -62,7 +79,7 @@ def openvino(path: Path, feeds: Feeds, threads: int, _target: str) -> Engine:
     return lambda: request.infer(dict(feeds), share_inputs=True)
 
 
-def iree(path: Path, feeds: Feeds, threads: int, _target: str) -> Engine:
+def iree(path: Path, feeds: Feeds, threads: int, _asked: Asked) -> Engine:
     """IREE's llvm-cpu back end for this machine's CPU."""
     import onnx
     from iree import compiler, runtime
@@ -97,7 +114,7 @@ def _to_host(results: Any) -> list[np.ndarray]:
     return [result.to_host() for result in results]
 
 
-ENGINES: dict[str, Callable[[Path, Feeds, int, str], Engine]] = {
+ENGINES: dict[str, Callable[[Path, Feeds, int, Asked], Engine]] = {
     "hybridc": hybridc,
     "onnxruntime": onnxruntime,
     "openvino": openvino,

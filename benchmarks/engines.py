@@ -2,6 +2,7 @@
 
     python benchmarks/engines.py                     all models, batch 1 and 8, 1 and 2 threads
     python benchmarks/engines.py --model squeezenet --batch 1 --threads 2 --engine onnxruntime
+    python benchmarks/engines.py --open-batch        hybridc's bundles take 1 to 8 images
 
 For each model, batch and number of threads one process is started and bound to as many cores. In
 it the engines take turns, round by round, so that a change of the machine's speed meets all of
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from adapters import ENGINES, Engine, Feeds
+from adapters import ENGINES, Asked, Engine, Feeds
 from report import geometric_means, machine, markdown, plot
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,8 +54,13 @@ PAUSE = 0.3
 OTHERS = tuple(name for name in ENGINES if name != "hybridc")
 
 
-def find_model(name: str, batch: int) -> tuple[Path, Feeds]:
+def find_model(name: str, batch: int, is_open: bool = False) -> tuple[Path, Feeds]:
     """The file of a model, and seeded inputs of that batch.
+
+    Args:
+        name: Of the model.
+        batch: Images, or what else the first dimension counts.
+        is_open: Whether the model must take other batches, too.
 
     Raises:
         ValueError: The model has a batch of its own.
@@ -62,12 +68,12 @@ def find_model(name: str, batch: int) -> tuple[Path, Feeds]:
     import models
 
     if name in LIGHT:
-        return _light_model(models.light_model(name), batch)
+        return _light_model(models.light_model(name), batch, is_open)
     path, feeds = models.model_path(CATALOG[name]), models.model_feeds(CATALOG[name])
-    return path, feeds if batch == 1 else _repeat(path, feeds, batch)
+    return path, _repeat(path, feeds, batch) if batch > 1 or is_open else feeds
 
 
-def _light_model(path: Path, batch: int) -> tuple[Path, Feeds]:
+def _light_model(path: Path, batch: int, is_open: bool) -> tuple[Path, Feeds]:
     """One of the topologies in the onnx package; its batch is 1 in the file."""
     import onnx
 
@@ -75,17 +81,18 @@ def _light_model(path: Path, batch: int) -> tuple[Path, Feeds]:
     weights = {tensor.name for tensor in model.graph.initializer}
     entry = next(value for value in model.graph.input if value.name not in weights)
     image = np.random.RandomState(0).standard_normal((batch, 3, 224, 224))
-    if batch > 1:
-        path = _rebatched(model, entry, batch, path)
+    if batch > 1 or is_open:
+        path = _rebatched(model, entry, "batch" if is_open else batch, path)
     return path, {entry.name: image.astype(np.float32)}
 
 
-def _rebatched(model: Any, entry: Any, batch: int, path: Path) -> Path:
-    """A copy of the model with another batch, where reshapes in it allow that."""
+def _rebatched(model: Any, entry: Any, batch: int | str, path: Path) -> Path:
+    """A copy of the model with another batch or an open one, where reshapes in it allow that."""
     import onnx
 
+    field = "dim_param" if isinstance(batch, str) else "dim_value"
     for value in (entry, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_value = batch
+        setattr(value.type.tensor_type.shape.dim[0], field, batch)
     del model.graph.value_info[:]
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
@@ -94,7 +101,7 @@ def _rebatched(model: Any, entry: Any, batch: int, path: Path) -> Path:
             continue
         dims = onnx.numpy_helper.to_array(shape).copy()
         if dims[0] == 1:
-            dims[0] = batch
+            dims[0] = 0 if isinstance(batch, str) else batch
             shape.CopyFrom(onnx.numpy_helper.from_array(dims, shape.name))
     copy = path.with_name(f"{path.stem}-batch{batch}.onnx")
     onnx.save(model, copy)
@@ -117,16 +124,16 @@ def _repeat(path: Path, feeds: Feeds, batch: int) -> Feeds:
 
 
 def measure(
-    name: str, batch: int, threads: int, target: str, engines: tuple[str, ...]
+    name: str, batch: int, threads: int, asked: Asked, engines: tuple[str, ...]
 ) -> dict[str, Any]:
     """Times of one model in this process; engines that cannot run it are reported with why."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    path, feeds = find_model(name, batch)
+    path, feeds = find_model(name, batch, asked.open_batch)
     ways: dict[str, Engine] = {}
     failed: dict[str, str] = {}
     for engine in ("hybridc", *engines):
         try:
-            ways[engine] = ENGINES[engine](path, feeds, threads, target)
+            ways[engine] = ENGINES[engine](path, feeds, threads, asked)
             results = _plain(ways[engine]())
         except Exception as error:
             if engine == "hybridc":
@@ -206,7 +213,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     cases = [(n, b, t) for t in options.threads for b in options.batch for n in options.model]
     for name, batch, threads in cases:
         command = [sys.executable, "-P", __file__, "--child", name, str(batch), str(threads)]
-        command += ["--target", options.target]
+        command += ["--target", options.target, *["--open-batch"] * options.open_batch]
         for engine in options.engine:
             command += ["--engine", engine]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
@@ -241,13 +248,15 @@ def main() -> None:
     parser.add_argument("--threads", action="append", type=int)
     parser.add_argument("--engine", action="append", choices=OTHERS)
     parser.add_argument("--target", default="llvm:host")
+    parser.add_argument("--open-batch", action="store_true", help="hybridc takes 1 to 8 images")
     parser.add_argument("--output", type=Path, default=RESULTS / "engines.json")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.engine = tuple(options.engine or OTHERS)
     if options.child:
         name, batch, threads = options.child
-        result = measure(name, int(batch), int(threads), options.target, options.engine)
+        asked = Asked(options.target, options.open_batch)
+        result = measure(name, int(batch), int(threads), asked, options.engine)
         print(json.dumps(result))
         return
     options.model = options.model or [*LIGHT, *CATALOG]
@@ -257,7 +266,8 @@ def main() -> None:
     means = geometric_means(results)
     for engine, mean in means.items():
         print(f"geometric mean against {engine}: {mean:.2f}")
-    report = {"machine": machine(), "target": options.target, "results": results, "means": means}
+    target = f"{options.target}{', open batch' * options.open_batch}"
+    report = {"machine": machine(), "target": target, "results": results, "means": means}
     options.output.parent.mkdir(exist_ok=True)
     options.output.write_text(json.dumps(report, indent=1) + "\n")
     options.output.with_suffix(".md").write_text(markdown(report))
