@@ -45,6 +45,7 @@ from hybridc.placement.decide import Decision, Request
 from hybridc.placement.describe import Origin, describe_plan
 from hybridc.placement.fallback import Placed, place_and_lower
 from hybridc.placement.hardware import Hardware
+from hybridc.placement.merged import merged_nodes, trace
 from hybridc.placement.plan import Plan
 from hybridc.placement.plan_file import PlanFile
 from hybridc.placement.problem import LATENCY
@@ -239,20 +240,22 @@ def plan_model(
     bound = bind_inputs(source.model, options.bindings)
     dimensions = specialize(source.model, options.shapes)
     progress(f"[2/6] simplifying {len(source.model.graph)} nodes")
+    before = trace(source.model.graph)
     model, notes = run_passes(source.model, default_table().lowers, options.isolate)
     progress(f"[3/6] placing {len(model.graph)} nodes")
     request = make_request(options, dimensions)
     placed = place_and_lower(model.graph, request, options.fallback, dimensions)
     if placed.refusals:
         progress(f"      {len(placed.refusals)} of them are left to ONNX Runtime")
-    origin = origin_of(source, options)
+    origin = origin_of(source, options, merged_nodes(before, model.graph))
     plan = describe_placement(model.graph, placed.decision, placed.plan, request, origin)
     return model, placed, plan, Prepared(bound, dimensions, tuple(notes))
 
 
-def origin_of(source: Source, options: Options) -> Origin:
-    """Where a plan of a compile comes from."""
-    return Origin(source.path.name, source.sha256, *options.texts, options.rule_texts)
+def origin_of(source: Source, options: Options, merged: Mapping[str, str] | None = None) -> Origin:
+    """Where a plan of a compile comes from, and what became of nodes that are gone."""
+    texts = (*options.texts, options.rule_texts)
+    return Origin(source.path.name, source.sha256, *texts, merged or {})
 
 
 def describe_placement(

@@ -98,7 +98,11 @@ def command(
         show(format_, dataclasses.asdict(before), lambda: _all_lines(before))
         return
     group = find_group(before, node)
-    show(format_, dataclasses.asdict(group), lambda: group_lines(before, group))
+    show(
+        format_,
+        dataclasses.asdict(group),
+        lambda: [*_merged_lines(before, node), *group_lines(before, group)],
+    )
 
 
 def write_html(plan: PlanFile, path: Path) -> None:
@@ -133,20 +137,28 @@ def _change(
 
 
 def find_group(plan: PlanFile, node: str) -> PlanGroup:
-    """The group that holds a node.
+    """The group that holds a node, or what became of it.
 
     Raises:
         UsageError: None does.
     """
     import difflib
 
+    wanted = plan.merged.get(node, node)
     for group in plan.groups:
-        if node in group.nodes:
+        if wanted in group.nodes:
             return group
     names = [name for group in plan.groups for name in group.nodes]
     close = difflib.get_close_matches(node, names, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise UsageError(f"the plan has no node {node!r}{hint}")
+
+
+def _merged_lines(plan: PlanFile, node: str) -> list[str]:
+    """What became of a node that simplifying took away."""
+    if node not in plan.merged:
+        return []
+    return [f"{node} was merged when the model was simplified; its result goes to this group:"]
 
 
 def _moved(before: PlanFile, after: PlanFile) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import hybridc
@@ -46,13 +46,14 @@ _UNIT = {SECONDS: (1e3, "ms"), JOULES: (1e3, "mJ"), DOLLARS: (1e6, "millionths o
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a plan comes from: names, checksum and options of the compile."""
+    """Where a plan comes from: names, checksum, options of the compile, and nodes that are gone."""
 
     model: str
     sha256: str
     shapes: tuple[str, ...] = ()
     bindings: tuple[str, ...] = ()
     rules: RuleTexts = field(default_factory=RuleTexts)
+    merged: Mapping[str, str] = field(default_factory=dict)
 
 
 def describe_plan(decision: Decision, request: Request, origin: Origin) -> PlanFile:
@@ -89,6 +90,7 @@ def describe_plan(decision: Decision, request: Request, origin: Origin) -> PlanF
         transfers=transfers_of(costs) if costs else (),
         prediction=predict(costs) if costs else None,
         notes=_notes(costs),
+        merged=dict(origin.merged),
     )
 
 

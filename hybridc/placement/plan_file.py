@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hybridc.bundle.manifest import CrossingSpec, build_record
@@ -190,6 +190,8 @@ class PlanFile:
         prediction: Figures; ``None`` where hardware is not known.
         notes: What a reader should know.
         audit: What crosses to and from a server, and why it may.
+        merged: Nodes of the model's file that simplifying took away, and the node that what they
+            computed goes to.
     """
 
     schema: str
@@ -208,6 +210,7 @@ class PlanFile:
     prediction: Prediction | None
     notes: tuple[str, ...]
     audit: tuple[CrossingSpec, ...] = ()
+    merged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def remote(self) -> str | None:

@@ -19,11 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import onnx
 import pytest
 
 import hybridc.errors
+from hybridc.cli.explain import find_group, group_lines
 from hybridc.cli.main import commands as all_commands
+from hybridc.cli.placing import read_plan
 from tests.support import hybridc as run_hybridc
+from tools.models import model_path
 
 ROOT = Path(__file__).resolve().parents[2]
 START = ROOT / "docs" / "getting-started.md"
@@ -34,6 +38,9 @@ _LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _HEADING = re.compile(r"^(#+) +(.+)$", re.MULTILINE)
 _EXPECTED_CODE = re.compile(r"# exit (\d+)")
+DETECTOR = ("ppocr-det.onnx", "rapidocr-ch-PP-OCRv4-det-infer")
+"""A real model that a page speaks of: its name there, and in the catalog."""
+
 _OTHER_CODES = {0, 130, 141}
 """Exit codes that belong to no error: done, interrupted, and a closed pipe."""
 
@@ -120,7 +127,26 @@ def folder(started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 @on([page for page in PAGES if page != START and any(map(is_run, blocks(page)))])
 def test_commands_run(page: Path, folder: Path) -> None:
+    if DETECTOR[0] in page.read_text():
+        shutil.copy(model_path(DETECTOR[1]), folder / DETECTOR[0])
     run_page(page, folder)
+
+
+def test_every_node_of_the_detector_is_explained(folder: Path) -> None:
+    """As the page on placement promises; its commands plan the model."""
+    shutil.copy(model_path(DETECTOR[1]), folder / DETECTOR[0])
+    page = ROOT / "docs" / "placement.md"
+    (block,) = [b for b in blocks(page) if is_run(b) and f"plan {DETECTOR[0]}" in b.text]
+    ((command, _),) = commands(block)
+    assert run_hybridc(*command).code == 0
+    plan = read_plan(Path("det.json"))
+    names = [n.name for n in onnx.load(DETECTOR[0]).graph.node if n.op_type != "Constant"]
+    assert len(names) == 330
+    assert len(plan.groups) == 83
+    for name in names:
+        lines = group_lines(plan, find_group(plan, name))
+        assert re.search(r"runs on (llvm|opencl):0: cost$", lines[0])
+        assert re.search(r"ms here; .* of copies: [+-].* ms in all$", lines[1])
 
 
 def test_the_example_target_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
