@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     "links, as in link.bandwidth=1gbit..64gbit or link.latency=1us..1ms, and show where the "
     "placement changes.",
 )
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw the sweep, as SVG.",
+)
 @html_option
 @click.option(
     "--save-model",
@@ -51,6 +57,7 @@ def command(
     model: Path,
     output: Path | None,
     sweep: str | None,
+    plot: Path | None,
     html: Path | None,
     save_model: Path | None,
     no_fallback: bool,
@@ -69,7 +76,7 @@ def command(
           --profile llvm:0=zen3 --profile cuda:0=l4 --link llvm:0-cuda:0=100gbit,10us
     """
     from hybridc.cli.explain import plan_lines, write_html
-    from hybridc.cli.sweep import run_sweep, sweep_lines
+    from hybridc.cli.sweep import run_sweep, sweep_drawing, sweep_lines
     from hybridc.errors import UsageError
     from hybridc.placement.plan_file import plan_to_json
 
@@ -80,8 +87,12 @@ def command(
         if output or html or save_model:
             raise UsageError("--sweep makes several plans; leave --output and other files out")
         data = run_sweep(sweep, values["shapes"], plan_for)
+        if plot is not None:
+            write_text(plot, sweep_drawing(data), "the drawing")
         show(format_, data, lambda: sweep_lines(data))
         return
+    if plot is not None:
+        raise UsageError("--plot draws a --sweep, and none is given")
     plan = plan_for(values["shapes"])
     if output is not None:
         write_text(output, plan_to_json(plan), "the plan")

@@ -146,6 +146,14 @@ def _crossovers(sweep: Sweep, plans: Sequence[PlanFile]) -> list[dict[str, Any]]
     return found
 
 
+def sweep_drawing(data: Any) -> str:
+    """A sweep as SVG."""
+    from hybridc.placement.sweep_plot import sweep_svg
+
+    objective = data["points"][0]["prediction"]["objective"]
+    return sweep_svg(data, lambda value: price(objective, value))
+
+
 def sweep_lines(data: Any) -> list[str]:
     """A sweep as a table, and what moves where."""
     name = data["dimension"]
