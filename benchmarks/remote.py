@@ -317,7 +317,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What does not depend on the model."""
     parser.add_argument("--packages", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--link", default="100mbit,8ms")
+    parser.add_argument("--link", default="100mbit,0.5ms")
     parser.add_argument("--edge", default="cortex-a76", help="profile of this end")
     parser.add_argument("--edge-target", default="llvm:host", help="what this end is compiled for")
     parser.add_argument("--server", default="sapphire-rapids", help="profile of the server")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from hybridc.cli.alternatives import (
     alternative_option,
     read_alternatives,
 )
-from hybridc.cli.hybrid import plan_table, read_server, server_options
+from hybridc.cli.hybrid import plan_table, read_server, refuse_alone, server_options
 from hybridc.cli.options import bundle_output_option, cache_options, read_cache
 from hybridc.cli.output import format_option, progress, show, size, table
 from hybridc.cli.placing import (
@@ -49,6 +49,14 @@ if TYPE_CHECKING:
     metavar="A:OUTPUT=B:INPUT",
     help="Feed an output of one model to an input of a later one; both by their files' names. "
     "Repeatable.",
+)
+@click.option(
+    "--step",
+    "steps",
+    multiple=True,
+    metavar="MODEL=MODULE:FUNCTION",
+    help="Run a Python function of yours before a model, which gives all inputs of that model; the "
+    "output is a folder with a chain of bundles. Repeatable.",
 )
 @click.option(
     "--plan",
@@ -96,6 +104,7 @@ def command(
     models: tuple[Path, ...],
     output: Path,
     pipes: tuple[str, ...],
+    steps: tuple[str, ...],
     plan_file: Path | None,
     samples: tuple[Path, ...],
     tolerance: float,
@@ -121,31 +130,48 @@ def command(
     """
     with _collecting_later():
         from hybridc.compiler import Options
-        from hybridc.frontend.pipe import joined_models
+        from hybridc.frontend.pipe import Stage, joined_models, split_stages
 
+    if values["remote"] is None:
+        refuse_alone()
     plan = read_plan(plan_file) if plan_file is not None else None
-    asked = compile_options(Asked(values, plan))
-    options = Options(
-        **asked,
-        alternatives=read_alternatives(alternatives, asked["remote"]),
-        samples=samples,
-        tolerance=tolerance,
-        fallback=not no_fallback,
-        isolate=True,
-        verify=not no_verify,
-        strict_math=strict_math,
-        cache=read_cache(cache, no_cache),
-        tuning=read_tuning(values, asked["devices"]),
-    )
-    server, compile_here = read_server(output, values), compile_function(values)
-    with joined_models(models, pipes) as model:
-        if options.remote is None:
-            report = compile_here(model, output, options, progress())
-        else:
+    stages = split_stages(models, pipes, steps)
+
+    def compile_stage(
+        stage: Stage, output: Path, values: Mapping[str, Any], samples: Sequence[Path]
+    ) -> Report:
+        asked = compile_options(Asked(values, plan))
+        options = Options(
+            **asked,
+            alternatives=read_alternatives(alternatives, asked["remote"]),
+            samples=tuple(samples),
+            tolerance=tolerance,
+            fallback=not no_fallback,
+            isolate=True,
+            verify=not no_verify,
+            strict_math=strict_math,
+            cache=read_cache(cache, no_cache),
+            tuning=read_tuning(values, asked["devices"]),
+        )
+        compile_here = compile_function(values)
+        server = read_server(output, values) if options.remote is not None else None
+        with joined_models(stage.paths, stage.pipes, prefixed=len(stages) > 1) as model:
+            if server is None:
+                return compile_here(model, output, options, progress())
             from hybridc.remote.compile import compile_hybrid
 
-            report = compile_hybrid(model, output, options, server, progress())
-    show(format_, _as_json(report), lambda: _as_lines(report))
+            return compile_hybrid(model, output, options, server, progress())
+
+    if len(stages) == 1:
+        report = compile_stage(stages[0], output, values, samples)
+        show(format_, _as_json(report), lambda: _as_lines(report))
+        return
+    from hybridc.cli.chain import compile_chain
+
+    values = {**values, "plan_file": plan_file}
+    reports = compile_chain(stages, output, values, samples, compile_stage)
+    data = {name: _as_json(report) for name, report in reports.items()}
+    show(format_, data, lambda: [line for own in reports.values() for line in _as_lines(own)])
 
 
 @contextmanager

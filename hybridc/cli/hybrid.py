@@ -90,17 +90,15 @@ def server_options(function: Function) -> Function:
 
 
 def read_server(output: Path, values: Mapping[str, Any]) -> ServerOptions:
-    """The server's side, by options of the command line.
+    """The server's side, by options of the command line with ``--remote``.
 
     Raises:
-        UsageError: One cannot be read, or was given without ``--remote``.
+        UsageError: One cannot be read.
     """
     from hybridc.cost_models.link import parse_seconds
     from hybridc.remote.repository import ServerOptions, model_name
 
-    if values["remote"] is None:
-        _refuse_alone()
-    elif values.get("precision", "fp32") != "fp32":
+    if values.get("precision", "fp32") != "fp32":
         raise UsageError(
             f"--precision {values['precision']} cannot be given with --remote; write the model "
             "with --keep-model first, and compile that with --remote"
@@ -137,7 +135,12 @@ def _encoding(values: Mapping[str, Any]) -> tuple[str | None, float | None]:
     return dtype, TOLERANCE[dtype]
 
 
-def _refuse_alone() -> None:
+def refuse_alone() -> None:
+    """Refuse options about a server where there is none.
+
+    Raises:
+        UsageError: One was given.
+    """
     from hybridc.cli.placing import is_given
 
     for option in _NAMES:

