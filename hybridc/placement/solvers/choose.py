@@ -2,7 +2,7 @@
 
 two devices, no limits                a minimum cut
 else, small enough                    the integer program, started from the local search
-a sum over many groups                the local search, with a bound from blocks
+a sum over many groups                blocks by themselves, then the local search over all
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 
 from hybridc.placement.problem import THROUGHPUT, Infeasible, Problem, Solution, objective
-from hybridc.placement.solvers.block_bound import block_bound
+from hybridc.placement.solvers.blocks import solve_blocks
 from hybridc.placement.solvers.integer_program import IntegerProgram
-from hybridc.placement.solvers.local_search import LocalSearch
+from hybridc.placement.solvers.local_search import LocalSearch, starts
 from hybridc.placement.solvers.minimum_cut import MinimumCut
 from hybridc.placement.solvers.protocol import Solver
 
@@ -20,6 +20,10 @@ DEFAULT_SECONDS = 10.0
 
 LARGEST_PROGRAM = 30_000
 """Groups times pairs of devices up to which HiGHS solves a program's relaxation in seconds."""
+
+
+_FOR_BLOCKS, _IN_TIME = 0.75, 0.9
+"""Shares of the time after which no block, and no step of the search, is begun."""
 
 
 def solve(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Solution:
@@ -31,6 +35,8 @@ def solve(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Solution:
     cut: Solver = MinimumCut()
     if cut.why_not(problem) is None:
         return cut.solve(problem, seconds)
+    if problem.is_sum and _is_large(problem):
+        return _solve_large(problem, seconds)
     deadline = time.monotonic() + seconds
     try:
         start: Solution | None = LocalSearch().solve(problem, seconds / 3)
@@ -50,8 +56,21 @@ def _is_large(problem: Problem) -> bool:
 def _with_block_bound(problem: Problem, start: Solution, seconds: float) -> Solution:
     if problem.objective == THROUGHPUT:
         return start
-    bound = max(start.bound, block_bound(problem, seconds))
+    bound = max(start.bound, solve_blocks(problem, start.placement, seconds)[1])
     return Solution(start.placement, bound, start.solver)
+
+
+def _solve_large(problem: Problem, seconds: float) -> Solution:
+    """A sum over many groups; the search stops early, since its last step may take a while."""
+    if not all(problem.allowed):
+        raise Infeasible
+    deadline = time.monotonic() + _IN_TIME * seconds
+    simple = starts(problem)
+    best = min(simple, key=lambda start: objective(problem, start))
+    placement, bound = solve_blocks(problem, best, _FOR_BLOCKS * seconds)
+    left = deadline - time.monotonic()
+    found = LocalSearch().improve(problem, (placement, *simple), left)
+    return Solution(found.placement, max(bound, found.bound), "blocks and local search")
 
 
 def _better(problem: Problem, start: Solution, found: Solution) -> Solution:

@@ -47,8 +47,18 @@ class LocalSearch:
         """
         if not all(problem.allowed):
             raise Infeasible
+        return self.improve(problem, starts(problem), seconds)
+
+    def improve(
+        self, problem: Problem, candidates: Sequence[Placement], seconds: float
+    ) -> Solution:
+        """A placement that is at least as good as any of some that are given.
+
+        Raises:
+            Infeasible: No placement was found that keeps the limits.
+        """
         deadline = time.monotonic() + seconds
-        placement = min(starts(problem), key=lambda start: objective(problem, start))
+        placement = min(candidates, key=lambda start: objective(problem, start))
         if problem.is_sum:
             placement = _by_pairs(problem, placement, deadline)
         elif objective(problem, placement) < math.inf:

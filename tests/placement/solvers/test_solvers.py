@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hybridc.placement.problem import (
@@ -20,11 +20,12 @@ from hybridc.placement.problem import (
     peak_memory,
     total,
 )
-from hybridc.placement.solvers.block_bound import block_bound
+from hybridc.placement.solvers import choose
+from hybridc.placement.solvers.blocks import solve_blocks
 from hybridc.placement.solvers.choose import solve
 from hybridc.placement.solvers.greedy import Greedy
 from hybridc.placement.solvers.integer_program import IntegerProgram
-from hybridc.placement.solvers.local_search import LocalSearch, simple_bound
+from hybridc.placement.solvers.local_search import LocalSearch, simple_bound, starts
 from hybridc.placement.solvers.minimum_cut import MinimumCut, cut_between
 from tests.placement.solvers.problems import (
     brute_force,
@@ -124,8 +125,26 @@ def test_local_search_claims_no_more_than_is_so(problem):
 @settings(max_examples=300, deadline=None)
 @given(problems(devices=(2, 3), largest=7, objectives=SUMS), st.integers(1, 4))
 def test_a_bound_from_blocks_is_a_bound(problem, size):
-    bound = block_bound(problem, 60, size)
-    assert simple_bound(problem) * (1 - 1e-9) <= bound <= brute_force(problem) * (1 + 1e-9)
+    start = starts(problem)[0]
+    for seconds in (60, 0):
+        placement, bound = solve_blocks(problem, start, seconds, size)
+        assert simple_bound(problem) * (1 - 1e-9) <= bound <= brute_force(problem) * (1 + 1e-9)
+        assert objective(problem, placement) < math.inf
+    assert placement == start, "without time nothing is moved"
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(devices=(3,), largest=7, objectives=SUMS))
+def test_what_is_large_is_placed_nearly_as_well(problem):
+    """By blocks and a search over all: within its bound, and never worse than a simple start."""
+    assume(MinimumCut().why_not(problem) is not None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "LARGEST_PROGRAM", 0)
+        found = solve(problem)
+    value, best = objective(problem, found.placement), brute_force(problem)
+    assert found.solver == "blocks and local search"
+    assert found.bound * (1 - 1e-9) <= best * (1 + 1e-9) <= value * (1 + 2e-9) + 1e-9
+    assert value <= min(objective(problem, s) for s in starts(problem)) * (1 + 1e-9)
 
 
 @settings(max_examples=500, deadline=None)
