@@ -52,11 +52,12 @@ def _with(recent: _Recent, value: float) -> _Recent:
 
 @dataclass(frozen=True)
 class _Times:
-    """Last measured seconds of a plan, and bytes that crossed."""
+    """Last measured seconds of a plan, bytes that crossed, and how often it ran."""
 
     edge: _Recent = ()
     server: _Recent = ()
     bytes: _Recent = ()
+    runs: int = 0
 
 
 class Chooser:
@@ -117,9 +118,12 @@ class Chooser:
         """Note the seconds of a run here and on the server, and the bytes that crossed."""
         with self._lock:
             times = self._times[plan.name]
+            if times.runs == 1:  # the first run met cold caches and sleeping threads
+                times = _Times(runs=1)
             there = _with(times.server, server) if plan.round_trips else ()
             count = _with(times.bytes, crossed) if plan.round_trips and crossed else ()
-            self._times[plan.name] = _Times(_with(times.edge, edge), there, count)
+            here = _with(times.edge, edge)
+            self._times[plan.name] = _Times(here, there, count, times.runs + 1)
             self._calls += 1
             self._choose()
 

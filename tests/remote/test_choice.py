@@ -91,6 +91,14 @@ def test_noise_rarely_makes_the_choice_swing(seed):
     assert chooser.switches <= 2
 
 
+def test_a_first_run_that_is_slow_is_forgotten():
+    chooser = Chooser((LOCAL, CUT), EXPECTED, LOCAL)
+    for seconds in (10.0, 0.05, 0.05):
+        chooser.note_run(LOCAL, seconds, 0.0)
+    assert chooser.seconds(LOCAL) == pytest.approx(0.05)
+    assert chooser.local_seconds() == pytest.approx(0.05)
+
+
 def test_one_measurement_that_lies_changes_nothing():
     chooser = Chooser(PLANS, EXPECTED, CUT)
     for _ in range(10):
