@@ -71,3 +71,20 @@ def test_tiles_fill_the_registers_of_the_target(target: str) -> None:
     tiling = choose_tiling(found, cpu, True)
     accumulators = tiling.tile_rows * tiling.tile_columns * found.vectors
     assert cpu.vector_registers // 2 <= accumulators < cpu.vector_registers
+
+
+@pytest.mark.parametrize("target", sorted(WIDE))
+@pytest.mark.parametrize("taps", [3, 5])
+def test_depthwise_loops_touch_no_stack(target: str, taps: int) -> None:
+    """The inputs that outputs of a row share are in registers, too."""
+    lanes = parse_cpu(target).vector_bytes // 4
+    shape = (1, lanes, 60, 60)
+    found = geometry(shape, lanes, (taps, taps), lanes, groups=lanes, pad=taps // 2)
+    loops = [
+        body
+        for body in innermost_loops(assembly(found, target))
+        if any(map(MULTIPLY_ADD.search, body))
+    ]
+    assert loops
+    for body in loops:
+        assert not [line for line in body if VECTOR.search(line) and STACK.search(line)]

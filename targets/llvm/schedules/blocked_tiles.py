@@ -356,7 +356,8 @@ def _tiles(geometry: Geometry, cpu: Cpu, rows: int, columns: int) -> Iterator[tu
     taps = geometry.kernel_columns if is_unrolled else 1
     limit = max(cpu.free_registers(geometry.vectors), 1)
     if geometry.depthwise:
-        limit = min(limit, 14)
+        # Beside the outputs, the inputs that they share and one row of the kernel are kept.
+        limit = max((cpu.vector_registers - geometry.kernel_columns) // 2, 1)
     for width in range(1, min(columns, limit) + 1):
         if width * geometry.vectors * taps <= MAX_UNROLLED or width == 1:
             yield 1, width
@@ -375,16 +376,29 @@ def _cycles(
     panel = geometry.steps * vectors * cpu.vector_bytes
     streamed = panel > FIRST_CACHE_BYTES // 2 and not geometry.depthwise
     stream = vectors * cpu.vector_bytes / STREAM_BYTES if streamed else 0
+    latency, around = MULTIPLY_LATENCY, TILE_CYCLES
+    if geometry.depthwise:
+        # A tile has so few steps that the next one begins before it ends.
+        latency, around = 0, TILE_CYCLES // 2
     total = 0.0
     for height, down in _sizes(rows, tile_rows):
         for width, right in _sizes(columns, tile_columns):
             pixels = height * width
             multiplies = pixels * vectors / MULTIPLIES_PER_CYCLE
-            loads = (pixels + vectors) / LOADS_PER_CYCLE
-            step = max(multiplies, loads, MULTIPLY_LATENCY, stream) + 0.1 * (loads + stream)
+            loads = (_inputs(geometry, height, width) + vectors) / LOADS_PER_CYCLE
+            step = max(multiplies, loads, latency, stream) + 0.1 * (loads + stream)
             finish = FINISH_CYCLES * pixels * vectors
-            total += down * right * (geometry.steps * step + finish + TILE_CYCLES)
+            total += down * right * (geometry.steps * step + finish + around)
     return total
+
+
+def _inputs(geometry: Geometry, height: int, width: int) -> float:
+    """Inputs that a tile loads in one step; outputs of a depthwise convolution share them."""
+    if not geometry.depthwise:
+        return height * width
+    taps = geometry.kernel_columns
+    columns = (width - 1) * geometry.column_step + (taps - 1) * geometry.column_reach + 1
+    return height * min(columns / taps, width)
 
 
 def _sizes(outputs: int, largest: int) -> Sequence[tuple[int, int]]:
