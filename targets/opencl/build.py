@@ -21,7 +21,7 @@ from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.runtime_library import OPENCL_STEM
 from hybridc.targets.memory import planned_bytes
 from hybridc.targets.opencl.devices import Devices
-from hybridc.targets.opencl.intrinsics import register_rules
+from hybridc.targets.opencl.intrinsics import register_rules, renamed
 from hybridc.targets.protocol import Artifact
 from hybridc.targets.relax_pipeline import build_executable, export_library, finalize
 from tvm import tirx
@@ -69,7 +69,7 @@ def planned_graph(fused: tvm.IRModule, devices: Devices) -> tvm.IRModule:
     scheduled = schedule_module(fused, devices.target, devices.limits)
     _check_types(scheduled, devices)
     with devices.target:
-        return finalize(keep_constants(cut_off(scheduled), OPENCL))
+        return finalize(renamed(keep_constants(cut_off(scheduled), OPENCL)))
 
 
 def executable_for(module: tvm.IRModule, devices: Devices) -> tvm.relax.VMExecutable:

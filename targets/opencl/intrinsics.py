@@ -1,10 +1,14 @@
-"""OpenCL C's names of functions that TVM knows by those of C only, such as ``atanf``."""
+"""OpenCL C's names of functions that have those of C here, such as ``atanf``."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
+import tvm
+import tvm_ffi
+from hybridc.targets.relax_pipeline import map_kernels
+from tvm.ir import StringImm
 from tvm.tirx import call_pure_extern, register_intrin_lowering
 
 FUNCTIONS = (
@@ -23,6 +27,19 @@ FUNCTIONS = (
     "tan",
 )
 """Functions that OpenCL C has for every type of floats under one name."""
+
+
+CALLED = {"fmodf": "fmod"}
+"""Functions that kernels call by name, and OpenCL C's names of them."""
+
+
+def renamed(module: tvm.IRModule) -> tvm.IRModule:
+    """The module with functions called by OpenCL C's names."""
+
+    def rename(name: StringImm) -> StringImm:
+        return StringImm(CALLED[name.value]) if name.value in CALLED else name
+
+    return map_kernels(module, lambda kernel: tvm_ffi.structural_map(kernel, (StringImm, rename)))
 
 
 @cache

@@ -3,6 +3,9 @@ import numpy as np
 import pytest
 from harness import Case, check, floats, whole
 
+from hybridc import onnx_backend
+from tests.models import make_model, node
+
 NAN, INF = np.nan, np.inf
 FLOATS = floats(3, 5)
 POSITIVE = floats(3, 5, low=0.05)
@@ -188,3 +191,12 @@ SYMBOLIC = [
 @pytest.mark.parametrize("case", [*BINARY, *UNARY, *CLIPS, *CASTS, *SYMBOLIC], ids=str)
 def test_elementwise(case):
     check(case)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_remainder_of_zero_has_the_divisors_sign(dtype):
+    dividends, divisors = np.array([6, 6, -6, -6], dtype), np.array([3, -3, 3, -3], dtype)
+    model = make_model([node("Mod", "x y", "z")], {"x": (4,), "y": (4,)}, {"z": (4,)}, dtype=dtype)
+    (result,) = onnx_backend.prepare(model, fallback=False).run([dividends, divisors])
+    np.testing.assert_array_equal(np.signbit(result), np.signbit(np.mod(dividends, divisors)))
+    np.testing.assert_array_equal(result, 0)

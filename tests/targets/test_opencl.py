@@ -104,7 +104,7 @@ FAMILIES = """
     test_gathernd_example_int32_batch_dim1 test_gelu_default_1 test_globalmaxpool
     test_greater_equal_bcast  test_hardsigmoid test_if test_isnan
     test_layer_normalization_4d_axis1 test_loop11  test_matmulinteger
-    test_maxpool_2d_dilations test_mod_mixed_sign_int8
+    test_maxpool_2d_dilations test_mod_float32_mixed_sign_fmod_0 test_mod_mixed_sign_int8
     test_mod_mixed_sign_int64 test_nonzero_example test_not_4d
     test_onehot_with_axis test_pow_bcast_array test_qlinearconv
     test_quantizelinear_axis test_reduce_l2_keep_dims_random

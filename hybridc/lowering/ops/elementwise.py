@@ -149,7 +149,8 @@ def _float_modulo(x: Any, y: Any) -> Any:
     remainder = _float_remainder(x, y)
     y, zero = y.astype(element_type(remainder)), number(0, remainder)
     opposite = tirx.any(tirx.all(remainder < zero, y > zero), tirx.all(remainder > zero, y < zero))
-    signed_zero = tirx.Select(y < zero, -zero, zero)
+    nothing = tirx.abs(remainder)  # no constant: TVM takes 0.0 and -0.0 for the same
+    signed_zero = tirx.Select(y < zero, -nothing, nothing)
     result = tirx.Select(opposite, remainder + y, remainder)
     return tirx.Select(remainder == zero, signed_zero, result)
 
