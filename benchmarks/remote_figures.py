@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--no-switching", action="store_true")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "remote.json")
     remote.add_options(parser)
-    parser.set_defaults(edge_target=EDGE_TARGET, seconds=1.0)
+    parser.set_defaults(edge_target=EDGE_TARGET, seconds=0.8)
     options, start = parser.parse_args(), time.perf_counter()
     found = {name: run_model(name, options) for name in options.model or NAMES}
     results = {name: own for name, (own, _) in found.items()}
