@@ -6,6 +6,7 @@ import dataclasses
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,9 @@ from hybridc.cli.precision import compile_function, precision_options
 from hybridc.cli.tuning import read_tuning, tuning_options
 
 if TYPE_CHECKING:
-    from hybridc.compiler import Report
+    from hybridc.compiler import Options, Report
+    from hybridc.frontend.pipe import Stage
+    from hybridc.placement.plan_file import PlanFile
 
 
 @click.command("compile")
@@ -103,17 +106,8 @@ if TYPE_CHECKING:
 def command(
     models: tuple[Path, ...],
     output: Path,
-    pipes: tuple[str, ...],
-    steps: tuple[str, ...],
     plan_file: Path | None,
     samples: tuple[Path, ...],
-    tolerance: float,
-    no_fallback: bool,
-    alternatives: tuple[str, ...],
-    no_verify: bool,
-    strict_math: bool,
-    cache: Path | None,
-    no_cache: bool,
     format_: str,
     **values: Any,
 ) -> None:
@@ -129,39 +123,14 @@ def command(
       hybridc compile model.onnx -o model.hyb --target llvm:0 --target llvm:1 --pin 'head*=llvm:1'
     """
     with _collecting_later():
-        from hybridc.compiler import Options
-        from hybridc.frontend.pipe import Stage, joined_models, split_stages
+        import hybridc.compiler  # noqa: F401
+        from hybridc.frontend.pipe import split_stages
 
     if values["remote"] is None:
         refuse_alone()
     plan = read_plan(plan_file) if plan_file is not None else None
-    stages = split_stages(models, pipes, steps)
-
-    def compile_stage(
-        stage: Stage, output: Path, values: Mapping[str, Any], samples: Sequence[Path]
-    ) -> Report:
-        asked = compile_options(Asked(values, plan))
-        options = Options(
-            **asked,
-            alternatives=read_alternatives(alternatives, asked["remote"]),
-            samples=tuple(samples),
-            tolerance=tolerance,
-            fallback=not no_fallback,
-            isolate=True,
-            verify=not no_verify,
-            strict_math=strict_math,
-            cache=read_cache(cache, no_cache),
-            tuning=read_tuning(values, asked["devices"]),
-        )
-        compile_here = compile_function(values)
-        server = read_server(output, values) if options.remote is not None else None
-        with joined_models(stage.paths, stage.pipes, prefixed=len(stages) > 1) as model:
-            if server is None:
-                return compile_here(model, output, options, progress())
-            from hybridc.remote.compile import compile_hybrid
-
-            return compile_hybrid(model, output, options, server, progress())
-
+    stages = split_stages(models, values["pipes"], values["steps"])
+    compile_stage = partial(_compile_stage, plan, len(stages) > 1)
     if len(stages) == 1:
         report = compile_stage(stages[0], output, values, samples)
         show(format_, _as_json(report), lambda: _as_lines(report))
@@ -172,6 +141,46 @@ def command(
     reports = compile_chain(stages, output, values, samples, compile_stage)
     data = {name: _as_json(report) for name, report in reports.items()}
     show(format_, data, lambda: [line for own in reports.values() for line in _as_lines(own)])
+
+
+def _compile_stage(
+    plan: PlanFile | None,
+    prefixed: bool,
+    stage: Stage,
+    output: Path,
+    values: Mapping[str, Any],
+    samples: Sequence[Path],
+) -> Report:
+    """Compile one stage, for this machine alone or for it and a server."""
+    from hybridc.frontend.pipe import joined_models
+
+    options = _read_options(Asked(values, plan), samples)
+    compile_here = compile_function(values)
+    server = read_server(output, values) if options.remote is not None else None
+    with joined_models(stage.paths, stage.pipes, prefixed=prefixed) as model:
+        if server is None:
+            return compile_here(model, output, options, progress())
+        from hybridc.remote.compile import compile_hybrid
+
+        return compile_hybrid(model, output, options, server, progress())
+
+
+def _read_options(asked: Asked, samples: Sequence[Path]) -> Options:
+    from hybridc.compiler import Options
+
+    known, values = compile_options(asked), asked.values
+    return Options(
+        **known,
+        alternatives=read_alternatives(values["alternatives"], known["remote"]),
+        samples=tuple(samples),
+        tolerance=values["tolerance"],
+        fallback=not values["no_fallback"],
+        isolate=True,
+        verify=not values["no_verify"],
+        strict_math=values["strict_math"],
+        cache=read_cache(values["cache"], values["no_cache"]),
+        tuning=read_tuning(values, known["devices"]),
+    )
 
 
 @contextmanager
