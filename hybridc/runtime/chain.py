@@ -8,7 +8,8 @@ A chain is a folder: a bundle for each stage, and a file that says what runs bet
 
 A step is a function that you mark with :func:`step`. The chain names it as ``module:function``, and
 it is imported where the chain is loaded; its code is not in the chain, and never goes to a server.
-Only marked functions are called: a chain that someone else wrote can have no other function run.
+Only marked functions are called. The module that a chain names is imported before that is known,
+and may do anything as it is imported: what is on the path of modules must be trusted.
 """
 
 from __future__ import annotations

@@ -55,7 +55,10 @@ def two_models(folder: Path) -> str:
 
 
 def memory(folder: Path) -> str:
-    """Calls and load/close cycles leave the memory of the GPU and of the process as it was."""
+    """Calls and load/close cycles leave the memory of the GPU and of the process as it was.
+
+    The GPU's is that of all processes, so nothing else may start on it meanwhile.
+    """
     with hybridc.load(folder / "matmul") as model:
         inputs = random_inputs(model, 0)
         for _ in range(100):
