@@ -82,8 +82,9 @@ def _light_model(path: Path, batch: int, is_open: bool) -> tuple[Path, Feeds]:
     entry = next(value for value in model.graph.input if value.name not in weights)
     image = np.random.RandomState(0).standard_normal((batch, 3, 224, 224))
     # These files list weights among the inputs, which keeps ONNX Runtime from folding them.
-    del model.graph.input[:]
-    model.graph.input.append(entry)
+    others = [value for value in model.graph.input if value.name in weights]
+    for value in others:
+        model.graph.input.remove(value)
     path = _rebatched(model, entry, "batch" if is_open else batch, path)
     return path, {entry.name: image.astype(np.float32)}
 
