@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from adapters import Asked
 from engines import CATALOG, LIGHT, RESULTS, find_model
 from report import machine
 
@@ -147,9 +148,7 @@ def compile_bundle(
     """Compile a model for the shapes of its inputs; returns its planned peak in bytes."""
     command = [sys.executable, "-P", "-m", "hybridc", "compile", str(model), "-o", str(bundle)]
     command += ["--target", target, "--no-verify", "--no-fallback", "--format", "json"]
-    for name, array in feeds.items():
-        if array.ndim:
-            command += ["--shape", f"{name}={'x'.join(map(str, array.shape))}"]
+    command += [Asked(target).shape(name, array) for name, array in feeds.items() if array.ndim]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     parts = json.loads(done.stdout)["manifest"]["parts"]
     return sum(part["memory_bytes"] + threads * part["thread_bytes"] for part in parts)

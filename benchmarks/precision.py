@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 from adapters import Asked, Engine, Feeds, onnxruntime
 from engines import CATALOG, LIGHT, PAUSE, RESULTS, find_model, take_turns
-from report import machine
+from report import geometric_mean, machine
 
 MODELS = ("resnet50", "ppocr-det", "ppocr-rec", "minilm")
 SAMPLES = 16
@@ -146,8 +145,7 @@ def main() -> None:
         )
         results.append(json.loads(done.stdout.splitlines()[-1]))
         print(json.dumps(results[-1]), flush=True)
-    ratios = {other: [row["ratios"][other] for row in results] for other in OTHERS}
-    means = {k: math.exp(statistics.fmean(map(math.log, own))) for k, own in ratios.items()}
+    means = {o: geometric_mean([row["ratios"][o] for row in results]) for o in OTHERS}
     report = {"machine": machine(), "target": options.target, "results": results, "means": means}
     options.output.parent.mkdir(exist_ok=True)
     options.output.write_text(json.dumps(report, indent=1) + "\n")

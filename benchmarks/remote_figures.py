@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
-import statistics
 import sys
 import tempfile
 import time
@@ -30,7 +28,7 @@ from typing import Any
 import numpy as np
 import remote
 from remote import Link, Result
-from report import machine
+from report import geometric_mean, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -167,15 +165,11 @@ def summary(results: Mapping[str, Sequence[Result]]) -> dict[str, dict[str, floa
     return {
         name: {
             "worst over the better": max(r.over_best for r in own),
-            "over all here": _mean([r.local / r.chosen for r in own]),
-            "over all there": _mean([r.remote / r.chosen for r in own]),
+            "over all here": geometric_mean([r.local / r.chosen for r in own]),
+            "over all there": geometric_mean([r.remote / r.chosen for r in own]),
         }
         for name, own in {**results, "all": everything}.items()
     }
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 def markdown(report: Mapping[str, Any], results: Mapping[str, Sequence[Result]]) -> str:

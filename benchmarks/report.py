@@ -48,7 +48,12 @@ def geometric_means(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for engine, row in result["engines"].items():
             if engine != "hybridc":
                 ratios.setdefault(engine, []).append(row["ratio"])
-    return {name: math.exp(statistics.fmean(map(math.log, own))) for name, own in ratios.items()}
+    return {name: geometric_mean(own) for name, own in ratios.items()}
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 def markdown(report: Mapping[str, Any]) -> str:

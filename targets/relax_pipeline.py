@@ -26,6 +26,28 @@ _OPAQUE = 8
 """TVM's number of the pattern of functions that are not fused with others."""
 
 
+def rewrite_main(
+    builder: relax.BlockBuilder,
+    module: tvm.IRModule,
+    block: Callable[[Any], Any],
+    parameters: Sequence[Any] | None = None,
+) -> tvm.IRModule:
+    """A module with ``main`` written anew, without what nobody reads then.
+
+    Args:
+        builder: Holds the module's functions, new ones included.
+        module: The module as it was.
+        block: From each block of bindings of ``main`` to its new form.
+        parameters: Those of the new ``main``, if they change.
+    """
+    main = module["main"]
+    body = relax.SeqExpr(list(map(block, main.body.blocks)), main.body.body)
+    parameters = main.params if parameters is None else parameters
+    function = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
+    builder.update_func(module.get_global_var("main"), function)
+    return relax.transform.DeadCodeElimination()(builder.finalize())
+
+
 def map_kernels(
     module: tvm.IRModule, change: Callable[[tirx.PrimFunc], tirx.PrimFunc]
 ) -> tvm.IRModule:

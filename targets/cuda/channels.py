@@ -26,6 +26,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     store_of,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, tirx
 from tvm.s_tir import Schedule
 
@@ -217,12 +218,7 @@ def _rewritten(module: tvm.IRModule, changed: set[Any]) -> tvm.IRModule:
             return binding
         return relax.VarBinding(new.get(binding.var, binding.var), call(binding))
 
-    main = module["main"]
-    blocks = [type(b)([rewritten(binding) for binding in b.bindings]) for b in main.body.blocks]
-    body = relax.SeqExpr(blocks, main.body.body)
-    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    builder.update_func(module.get_global_var("main"), function)
-    return relax.transform.DeadCodeElimination()(builder.finalize())
+    return rewrite_main(builder, module, lambda b: type(b)(list(map(rewritten, b.bindings))))
 
 
 def _last(kind: Any) -> Any:

@@ -17,6 +17,7 @@ import tvm
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of, variables_used
 from hybridc.targets.llvm.layout.main_writer import MainWriter
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, te, tirx
 
 from hybridc.bundle.tensors import Array
@@ -52,11 +53,7 @@ def products_in_place(
                 bindings.append(binding)
         return type(old)(bindings)
 
-    main = module["main"]
-    body = relax.SeqExpr([block(old) for old in main.body.blocks], main.body.body)
-    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    writer.builder.update_func(module.get_global_var("main"), function)
-    return relax.transform.DeadCodeElimination()(writer.builder.finalize())
+    return rewrite_main(writer.builder, module, block)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from hybridc.targets.llvm.layout.graph import bindings_of, variables_used
 from hybridc.targets.llvm.schedules.blocks import changed
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import int64
+from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, tirx
 from tvm.s_tir import SBlockRealize, Schedule
 
@@ -64,15 +65,10 @@ def attention_in_one(module: tvm.IRModule, limits: Limits) -> tvm.IRModule:
             call = relax.call_tir(kernels[chain.functions], operands, chain.result.ty)
             replaced[chain.result] = relax.VarBinding(chain.result, call)
 
-    main = module["main"]
-    blocks = [
-        type(block)([replaced.get(binding.var, binding) for binding in block.bindings])
-        for block in main.body.blocks
-    ]
-    body = relax.SeqExpr(blocks, main.body.body)
-    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    builder.update_func(module.get_global_var("main"), function)
-    return relax.transform.DeadCodeElimination()(builder.finalize())
+    def block(old: Any) -> Any:
+        return type(old)([replaced.get(binding.var, binding) for binding in old.bindings])
+
+    return rewrite_main(builder, module, block)
 
 
 @dataclass(frozen=True)

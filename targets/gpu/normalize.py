@@ -16,6 +16,7 @@ from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
 from hybridc.targets.llvm.layout.main_writer import FUSES_AHEAD
 from hybridc.targets.llvm.schedules.blocks import blocks_of, store_of
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
@@ -42,12 +43,7 @@ def rows_normalized(module: tvm.IRModule) -> tvm.IRModule:
         call = relax.call_tir(kernels[key], relax.Tuple([data]), binding.var.ty)
         return relax.VarBinding(binding.var, call)
 
-    main = module["main"]
-    blocks = [type(b)(list(map(rewritten, b.bindings))) for b in main.body.blocks]
-    body = relax.SeqExpr(blocks, main.body.body)
-    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    builder.update_func(module.get_global_var("main"), function)
-    return relax.transform.DeadCodeElimination()(builder.finalize())
+    return rewrite_main(builder, module, lambda b: type(b)(list(map(rewritten, b.bindings))))
 
 
 def _match(module: tvm.IRModule, value: Any, values: dict[Any, Any]) -> tuple[Any, Any] | None:

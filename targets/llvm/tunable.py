@@ -39,6 +39,7 @@ from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.packed_product import PRODUCT
+from hybridc.targets.llvm.schedules.statements import int64
 from hybridc.targets.llvm.schedules.winograd import WINOGRAD
 from hybridc.targets.llvm.schedules.written import annotated_anchor
 from hybridc.targets.llvm.sizes import with_typical_sizes
@@ -152,7 +153,7 @@ def _stand_in(
     weight = weight_shape(geometry)
     if winograd:
         define, weight = winograd_convolution, winograd_weight_shape(geometry)
-    tensors = [te.placeholder([_int(n) for n in shape], "float32") for shape in (data, weight)]
+    tensors = [te.placeholder([int64(n) for n in shape], "float32") for shape in (data, weight)]
     product = define(geometry, *tensors)
     zero = tirx.const(0, "float32")
     result = te.compute(product.shape, lambda *at: tirx.max(product(*at), zero), name="finish")
@@ -250,7 +251,3 @@ def _arrays(function: tirx.PrimFunc) -> Iterator[Array]:
 
 def _sizes(buffer: Any) -> Sequence[int]:
     return tuple(int(dim) for dim in buffer.shape)
-
-
-def _int(value: int) -> tirx.IntImm:
-    return tirx.IntImm("int64", value)

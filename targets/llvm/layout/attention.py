@@ -32,7 +32,9 @@ from hybridc.targets.llvm.schedules.blocks import (
     store_of,
 )
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.statements import int64
 from hybridc.targets.llvm.schedules.tails import substitute
+from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, te, tirx
 from tvm.s_tir import SBlock
 
@@ -72,11 +74,7 @@ def fuse_attention(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu)
             bindings.append(binding)
         return type(old)(bindings)
 
-    main = module["main"]
-    body = relax.SeqExpr([block(old) for old in main.body.blocks], main.body.body)
-    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    writer.builder.update_func(module.get_global_var("main"), function)
-    return relax.transform.DeadCodeElimination()(writer.builder.finalize())
+    return rewrite_main(writer.builder, module, block)
 
 
 @dataclass(frozen=True)
@@ -174,8 +172,8 @@ class _Attention:
         self, query: te.Tensor, key: te.Tensor, value: te.Tensor, *given: te.Tensor
     ) -> te.Tensor:
         s = self.sizes
-        front = tuple(map(_int64, (s.batch, s.heads, s.queries)))
-        scored = (*front, _int64(s.keys))
+        front = tuple(map(int64, (s.batch, s.heads, s.queries)))
+        scored = (*front, int64(s.keys))
         names = iter(BLOCKS)
         depth, keys = _axis(s.depth), _axis(s.keys)
 
@@ -203,18 +201,14 @@ class _Attention:
                 share(b, h, q, summed) * self.value.at(value, (b, h, summed, column)), axis=summed
             )
 
-        full = (*front, _int64(s.columns))
+        full = (*front, int64(s.columns))
         shape = [full[axis] for axis in self.order]
         annotation = [*vars(s).values(), *self.order]
         return te.compute(shape, element, "attention", attrs={ATTENTION: annotation})
 
 
-def _int64(value: int) -> Any:
-    return tirx.IntImm("int64", value)
-
-
 def _axis(size: int) -> Any:
-    return te.reduce_axis((_int64(0), _int64(size)), "k")
+    return te.reduce_axis((int64(0), int64(size)), "k")
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from hybridc.targets.llvm.schedules.blocked_tiles import BLOCKED, Geometry
 from hybridc.targets.llvm.schedules.extents import number
-from hybridc.targets.llvm.schedules.statements import index
+from hybridc.targets.llvm.schedules.statements import index, int64
 from tvm import te, tirx
 
 from hybridc.bundle.tensors import Array
@@ -97,12 +97,12 @@ def blocked_convolution(
     channels = 1 if g.depthwise else g.channels
     height, width = ([1, *data.shape[2:]] if is_flat else list(data.shape[2:]))[:2]
     axes = [
-        te.reduce_axis((_int(0), _int(extent)), name)
+        te.reduce_axis((int64(0), int64(extent)), name)
         for extent, name in ((channels, "c"), (g.kernel_rows, "i"), (g.kernel_columns, "j"))
     ]
 
     def element(n: Any, block: Any, *place: Any) -> Any:
-        y, x, lane = (_int(0), *place) if is_flat else place
+        y, x, lane = (int64(0), *place) if is_flat else place
         channel, i, j = axes
         row = y * g.row_step + i * g.row_reach - g.top
         column = x * g.column_step + j * g.column_reach - g.left
@@ -136,7 +136,7 @@ def _source(
 def _group(g: Geometry, block: Any, lane: Any) -> Any:
     """Group of an output channel; lanes beyond the last channel count to the last group."""
     group = tirx.floordiv(block * g.lanes + lane, g.group_filters)
-    return tirx.min(group, _int(g.groups - 1))
+    return tirx.min(group, int64(g.groups - 1))
 
 
 def _factor(g: Geometry, block: Any, channel: Any, i: Any, j: Any, lane: Any) -> tuple[Any, ...]:
@@ -147,10 +147,10 @@ def _factor(g: Geometry, block: Any, channel: Any, i: Any, j: Any, lane: Any) ->
     panel = tirx.floordiv(block, g.vectors)
     position = tirx.floormod(block, g.vectors) * g.lanes + lane
     if g.mixes_groups:
-        last = _int(g.groups - 1)
+        last = int64(g.groups - 1)
         first = tirx.min(tirx.floordiv(panel * (g.vectors * g.lanes), g.group_filters), last)
         offset = (_group(g, block, lane) - first) * g.channels
-        return panel, offset + channel, i, j, _int(0), position
+        return panel, offset + channel, i, j, int64(0), position
     return (
         panel,
         tirx.floordiv(channel, inside),
@@ -186,7 +186,3 @@ def unblock_channels(data: te.Tensor, channels: int) -> te.Tensor:
 
     shape = (batch, channels, *plane)
     return te.compute(tuple(map(index, shape)), element, name="unblock_channels")
-
-
-def _int(value: int) -> tirx.IntImm:
-    return tirx.IntImm("int64", value)

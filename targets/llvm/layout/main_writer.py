@@ -16,6 +16,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from hybridc.targets.llvm.layout.graph import bindings_of, dims_of, variables_used
+from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, te, tirx
 
 from hybridc.bundle.tensors import Array
@@ -77,12 +78,8 @@ class MainWriter:
 
     def written(self, block: Callable[[Any], Any]) -> tvm.IRModule:
         """The new module; ``block`` gives the new form of each block of bindings."""
-        main = self.module["main"]
-        body = relax.SeqExpr([block(old) for old in main.body.blocks], main.body.body)
-        parameters = [*main.params[:-1], self.parameter]
-        new = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
-        self.builder.update_func(self.module.get_global_var("main"), new)
-        return relax.transform.DeadCodeElimination()(self.builder.finalize())
+        parameters = [*self.module["main"].params[:-1], self.parameter]
+        return rewrite_main(self.builder, self.module, block, parameters)
 
     def rewritten(
         self,

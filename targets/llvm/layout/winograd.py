@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
-from hybridc.targets.llvm.schedules.statements import index
+from hybridc.targets.llvm.schedules.statements import index, int64
 from hybridc.targets.llvm.schedules.winograd import INPUTS, PRODUCTS, WINOGRAD
 from hybridc.targets.llvm.schedules.winograd_tiles import tiles_of
 from hybridc.targets.llvm.schedules.winograd_transforms import (
@@ -86,7 +86,7 @@ def _products(g: Geometry, inputs: te.Tensor, weight: te.Tensor) -> te.Tensor:
         channels = tirx.floordiv(channel, g.lanes), tirx.floormod(channel, g.lanes)
         rows = tirx.floordiv(channel, inside), tirx.floormod(channel, inside)
         panel, column = panel * positions + position, vector * g.lanes + lane
-        factor = weight(panel, rows[0], _int(0), _int(0), rows[1], column)
+        factor = weight(panel, rows[0], int64(0), int64(0), rows[1], column)
         return te.sum(inputs(position, channels[0], tile, channels[1]) * factor, axis=channel)
 
     shape = _shape(positions, g.blocks, inputs.shape[2], g.lanes)
@@ -117,7 +117,7 @@ def _shape(*extents: Any) -> tuple[Any, ...]:
 
 
 def _axes(*extents: int) -> list[Any]:
-    return [te.reduce_axis((_int(0), _int(extent)), "k") for extent in extents]
+    return [te.reduce_axis((int64(0), int64(extent)), "k") for extent in extents]
 
 
 def _entry(matrix: Array, row: Any, column: Any, dtype: Any) -> Any:
@@ -128,7 +128,3 @@ def _entry(matrix: Array, row: Any, column: Any, dtype: Any) -> Any:
             chosen = tirx.all(row == i, column == j)
             value = tirx.Select(chosen, tirx.const(float(entry), str(dtype)), value)
     return value
-
-
-def _int(value: Any) -> tirx.IntImm:
-    return tirx.IntImm("int64", int(value))

@@ -38,7 +38,7 @@ from hybridc.targets.llvm.schedules.blocks import axes_of, blocks_of, store_of
 from hybridc.targets.llvm.schedules.emitter import Emitter
 from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
 from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
-from hybridc.targets.llvm.schedules.statements import int64, sequence, serial_loop
+from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from hybridc.targets.llvm.schedules.tails import substitute
 from hybridc.targets.llvm.schedules.vector_math import exp_of_nonpositive
 from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
@@ -193,10 +193,10 @@ class _Writer:
         blocks = -(-s.queries // self.plan.rows)
         number = tirx.Var("task", "int64")
         statements: list[Any] = []
-        head = _bound(tirx.floordiv(number, int64(blocks)), statements)
-        first = _bound(tirx.floormod(number, int64(blocks)) * self.plan.rows, statements)
-        batch = _bound(tirx.floordiv(head, int64(s.heads)), statements)
-        head = _bound(tirx.floormod(head, int64(s.heads)), statements)
+        head = bind(tirx.floordiv(number, int64(blocks)), statements)
+        first = bind(tirx.floormod(number, int64(blocks)) * self.plan.rows, statements)
+        batch = bind(tirx.floordiv(head, int64(s.heads)), statements)
+        head = bind(tirx.floormod(head, int64(s.heads)), statements)
         statements.append(self._task(_Task(batch, head, first)))
         kind = tirx.ForKind.PARALLEL if s.work >= PARALLEL_WORK else tirx.ForKind.SERIAL
         count = int64(s.batch * s.heads * blocks)
@@ -463,9 +463,3 @@ def _evaluated(block: Any, place: Sequence[Any], buffer: Any, accumulator: Any) 
 
 def _along(place: Sequence[Any], lanes: int) -> list[Any]:
     return [*place[:-1], tirx.Ramp(place[-1], int64(1), lanes)]
-
-
-def _bound(value: Any, statements: list[Any]) -> Any:
-    variable = tirx.Var("value", value.ty)
-    statements.append(tirx.Bind(variable, value))
-    return variable

@@ -47,6 +47,7 @@ from hybridc.targets.llvm.schedules.loops import (
 )
 from hybridc.targets.llvm.schedules.registers import RegisterTile, cycles_of, tiles_of
 from hybridc.targets.llvm.schedules.splice import replace_block
+from hybridc.targets.llvm.schedules.statements import int64
 from hybridc.targets.llvm.schedules.tails import mark_tile
 from hybridc.targets.llvm.schedules.tiles import (
     Initialization,
@@ -329,7 +330,7 @@ def _rewrite(function: tirx.PrimFunc, name: str, found: Convolution, rows: int) 
     read = _phase_reader(found, source)
     chunks, width = found.output[0] // rows, found.width
     axes = [
-        te.reduce_axis((_int64(0), _int64(size)), axis)
+        te.reduce_axis((int64(0), int64(size)), axis)
         for size, axis in zip((found.channels, *found.kernel), ("c", "y", "x"), strict=True)
     ]
     filters = found.filters // found.groups
@@ -343,7 +344,7 @@ def _rewrite(function: tirx.PrimFunc, name: str, found: Convolution, rows: int) 
         return te.sum(element.astype(dtype) * weight[o, c, y, x].astype(dtype), axis=axes)
 
     shape = (found.batch, found.filters, chunks, found.columns(rows))
-    anchor = te.compute(tuple(map(_int64, shape)), product, name=ANCHOR)
+    anchor = te.compute(tuple(map(int64, shape)), product, name=ANCHOR)
     result = te.compute(
         found.result.shape,
         lambda n, o, y, x: anchor[tuple(_running_place(n, o, y, x, found, rows))],
@@ -351,10 +352,6 @@ def _rewrite(function: tirx.PrimFunc, name: str, found: Convolution, rows: int) 
     )
     tensors, buffers = [source, weight, result], [found.source, found.weight, found.result]
     return replace_block(function, name, tensors, buffers)
-
-
-def _int64(value: int) -> tirx.IntImm:
-    return tirx.IntImm("int64", value)
 
 
 def _phase_reader(found: Convolution, source: te.Tensor) -> Any:
@@ -376,7 +373,7 @@ def _phase_reader(found: Convolution, source: te.Tensor) -> Any:
         zero = tirx.const(0, str(source.dtype))
         return tirx.if_then_else(inside, source[n, c, row, column], zero)
 
-    phases = te.compute(tuple(map(_int64, shape)), phase, name=PHASES)
+    phases = te.compute(tuple(map(int64, shape)), phase, name=PHASES)
 
     def read_phase(n: Any, c: Any, y: Any, x: Any, q: Any) -> Any:
         p = tirx.floormod(y, down) * right + tirx.floormod(x, right)

@@ -28,7 +28,7 @@ from hybridc.targets.llvm.schedules.integer_tiles import (
     tile_rows,
 )
 from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
-from hybridc.targets.llvm.schedules.statements import int64, sequence, serial_loop
+from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import te, tirx
 from tvm.s_tir import Schedule
@@ -205,14 +205,9 @@ class _Emitter:
         place: list[Any] = []
         rest = pixel
         for dim in reversed(dims[1:]):
-            place.append(self._bound(tirx.floormod(rest, int64(dim)), statements))
+            place.append(bind(tirx.floormod(rest, int64(dim)), statements))
             rest = tirx.floordiv(rest, int64(dim))
-        return [*([self._bound(rest, statements)] if dims else []), *reversed(place)]
-
-    def _bound(self, value: Any, statements: list[Any]) -> Any:
-        variable = tirx.Var("value", value.ty)
-        statements.append(tirx.Bind(variable, value))
-        return variable
+        return [*([bind(rest, statements)] if dims else []), *reversed(place)]
 
     def _reduction(self, panel: Any, start: Any, places: Any, sums: Any) -> Any:
         g = self.geometry
@@ -224,11 +219,11 @@ class _Emitter:
             for vector in range(g.vectors):
                 at = [panel, i, j, c, _ramp(int64(vector * width), width)]
                 load = tirx.BufferLoad(self.weight, at)
-                vectors.append(self._bound(self._widened(load), statements))
+                vectors.append(bind(self._widened(load), statements))
             for row, place in enumerate(places):
                 source = list(_source(g, place, i, j))
                 if g.group != SINGLE:
-                    value = self._bound(self._group(source, c), statements)
+                    value = bind(self._group(source, c), statements)
                 for vector in range(g.vectors):
                     if g.group == SINGLE:
                         at = [*source, _ramp(start + vector * g.lanes, g.lanes)]

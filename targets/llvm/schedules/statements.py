@@ -18,6 +18,13 @@ def index(value: Any) -> Any:
     return int64(value) if isinstance(value, int) else value
 
 
+def bind(value: Any, statements: list[Any]) -> Any:
+    """A variable for a value, which a statement added to the list binds."""
+    variable = tirx.Var("value", value.ty)
+    statements.append(tirx.Bind(variable, value))
+    return variable
+
+
 def serial_loop(extent: Any, body: Callable[[Any], Any], name: str, start: Any = 0) -> Any:
     """A serial loop; its variable is a constant if there is one iteration."""
     if isinstance(extent, int) and extent == 1 and isinstance(start, int):

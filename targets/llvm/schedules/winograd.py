@@ -30,7 +30,7 @@ from hybridc.targets.llvm.schedules.blocks import blocks_of, loads_of, store_of
 from hybridc.targets.llvm.schedules.emitter import Emitter
 from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
 from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
-from hybridc.targets.llvm.schedules.statements import int64, sequence, serial_loop
+from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from hybridc.targets.llvm.schedules.winograd_tiles import (
     Chunking,
     choose_chunking,
@@ -206,8 +206,8 @@ class _Writer:
         g, c = self.geometry, self.chunking
         products = self._buffer(products_shape(g, c), "products")
         statements: list[Any] = []
-        first = _bound(tirx.floormod(task, int64(c.chunks)) * c.tiles, statements)
-        start = _bound(tirx.floordiv(task, int64(c.chunks)) * c.panels, statements)
+        first = bind(tirx.floormod(task, int64(c.chunks)) * c.tiles, statements)
+        start = bind(tirx.floordiv(task, int64(c.chunks)) * c.panels, statements)
 
         def panel(index: Any) -> Any:
             multiply = self._multiply(start + index, inputs, slot, products)
@@ -248,10 +248,10 @@ class _Writer:
         size = self.geometry.winograd
         _, down, across = tiles_of(self.geometry)
         per_image = down * across
-        image = _bound(self.first_image + tirx.floordiv(tile, int64(per_image)), statements)
-        rest = _bound(tirx.floormod(tile, int64(per_image)), statements)
-        row = _bound(tirx.floordiv(rest, int64(across)) * size, statements)
-        column = _bound(tirx.floormod(rest, int64(across)) * size, statements)
+        image = bind(self.first_image + tirx.floordiv(tile, int64(per_image)), statements)
+        rest = bind(tirx.floormod(tile, int64(per_image)), statements)
+        row = bind(tirx.floordiv(rest, int64(across)) * size, statements)
+        column = bind(tirx.floormod(rest, int64(across)) * size, statements)
         return image, row, column
 
     def _input_tile(self, number: Any, inputs: Any, slot: Any, tile: Any) -> Any:
@@ -264,7 +264,7 @@ class _Writer:
         if self.tiles % self.chunking.tiles:
             number = tirx.min(number, int64(self.tiles - 1))
         image, row, column = self._place(number, statements)
-        row, column = _bound(row - g.top, statements), _bound(column - g.left, statements)
+        row, column = bind(row - g.top, statements), bind(column - g.left, statements)
         patch = self._buffer((edge, edge, g.lanes), "patch")
 
         def target(block: Any) -> Callable[[int], Any]:
@@ -328,7 +328,7 @@ class _Writer:
         statements: list[Any] = []
 
         def keep(value: Any) -> Any:
-            return _bound(value, statements)
+            return bind(value, statements)
 
         columns = []
         for x in range(edge):
@@ -369,7 +369,7 @@ class _Writer:
         statements: list[Any] = []
 
         def keep(value: Any) -> Any:
-            return _bound(value, statements)
+            return bind(value, statements)
 
         columns = []
         for x in range(edge):
@@ -405,9 +405,3 @@ class _Writer:
 
 def _lanes(count: int) -> Any:
     return tirx.Ramp(int64(0), int64(1), count)
-
-
-def _bound(value: Any, statements: list[Any]) -> Any:
-    variable = tirx.Var("value", value.ty)
-    statements.append(tirx.Bind(variable, value))
-    return variable
