@@ -33,6 +33,7 @@ from hybridc.placement.fallback import Placed
 from hybridc.placement.plan import Part, Plan, value_bytes
 from hybridc.placement.plan_file import PLAN, PlanFile, plan_to_json
 from hybridc.reference import Sample
+from hybridc.runtime.workers import is_cpu
 from hybridc.targets.protocol import Artifact, Device
 from hybridc.targets.registry import find_target
 
@@ -125,7 +126,7 @@ def describe_alternative(built: Built, number: int) -> AlternativeSpec:
 def describe(built: Built) -> Manifest:
     """The manifest, but for its samples and files."""
     plan = built.placed.plan
-    devices = tuple(device_spec(device, built.parts) for device in plan.devices())
+    devices = _device_specs(built, plan)
     return Manifest(
         schema=f"{SCHEMA[0]}.{SCHEMA[1]}",
         hybridc=hybridc.__version__,
@@ -152,6 +153,22 @@ def describe(built: Built) -> Manifest:
             for node, reason in built.placed.refusals.items()
         ),
     )
+
+
+def _device_specs(built: Built, plan: Plan) -> tuple[DeviceSpec, ...]:
+    """Devices that run a part, in the order in which they were asked for.
+
+    A CPU under several names is shared out among them, whichever of them the plan uses; so those
+    without a part are listed beside one that has some, and need nothing of the machine.
+    """
+    used = {device: device_spec(device, built.parts) for device in plan.devices()}
+    shared = {spec.architecture for spec in used.values() if is_cpu(spec)}
+    for device in plan.idle:
+        spec = device_spec(device, ())
+        if is_cpu(spec) and spec.architecture in shared:
+            used[device] = dataclasses.replace(spec, cpu_flags=(), libraries=())
+    order = {device: number for number, device in enumerate(built.placed.decision.devices)}
+    return tuple(used[device] for device in sorted(used, key=lambda d: order.get(d, len(order))))
 
 
 def _transfers(plan: Plan) -> tuple[TransferSpec, ...]:

@@ -15,6 +15,7 @@ other nodes onto a device that refuses them too.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -106,6 +107,9 @@ def _settle(
         decision = decide(graph, request, refused, refuge)
         devices = decision.devices_of_groups()
         plan = make_plan(graph, decision.groups, devices, request.devices[0], request.remote)
+        if request.remote is None:
+            idle = tuple(device for device in request.devices if device not in plan.devices())
+            plan = dataclasses.replace(plan, idle=idle)
         refusals = _refusals(decision, refuge)
         sections = [part.section(graph.opset_imports, ranges) for part in plan.parts]
         pairs = list(zip(plan.parts, sections, strict=True))

@@ -38,9 +38,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """All parts in an order in which they can run."""
+    """All parts in an order in which they can run.
+
+    Attributes:
+        parts: The parts.
+        idle: Devices that were asked for and run none of them.
+    """
 
     parts: tuple[Part, ...]
+    idle: tuple[Device, ...] = ()
 
     def devices(self) -> list[Device]:
         """Devices that run a part, each once."""

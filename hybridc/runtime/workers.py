@@ -32,11 +32,11 @@ _LAST: Order = (float("inf"), 0)
 
 def cores_of(devices: Sequence[DeviceSpec], cores: Cores) -> dict[str, Cores]:
     """Cores of each device that computes on this machine's CPU with code of its own."""
-    names = [device.name for device in devices if _is_cpu(device)]
+    names = [device.name for device in devices if is_cpu(device)]
     return dict(zip(names, share_out(cores, len(names)), strict=True)) if names else {}
 
 
-def _is_cpu(device: DeviceSpec) -> bool:
+def is_cpu(device: DeviceSpec) -> bool:
     """Whether a device is this machine's CPU; ONNX Runtime has threads of its own."""
     own_code = bool(device.architecture) and device.kind != SESSION_KIND
     return own_code and place_of_kind(device.kind) == HOST

@@ -305,6 +305,17 @@ def halves(tmp_path_factory):
     return output
 
 
+@pytest.mark.parametrize("used", ["llvm:0", "llvm:1"])
+def test_a_half_stays_a_half_where_nothing_runs_on_the_other(tmp_path, used):
+    compile_to(tmp_path / "b", branched_model(), targets=("llvm:0", "llvm:1"), pins=(f"*={used}",))
+    with hybridc.load(tmp_path / "b") as model:
+        assert {part.device for part in model.manifest.parts} == {used}
+        shares = cores_of(model.manifest.devices, (0, 1, 2))
+        assert shares == {"llvm:0": (0,), "llvm:1": (1, 2)}
+        inputs = {"x": random_array(1, 3, 8, 8)}
+        assert_close(model.run(inputs), run_reference(branched_model(), inputs))
+
+
 def test_two_halves_of_a_cpu(halves):
     """Equal results, in calls and in a stream, each device with cores of its own."""
     with hybridc.load(halves) as model:
