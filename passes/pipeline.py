@@ -18,6 +18,7 @@ from hybridc.passes.fold_pads import FoldPads
 from hybridc.passes.fuse_gemm import FuseGemm
 from hybridc.passes.infer_shapes import InferShapes
 from hybridc.passes.inline_functions import InlineFunctions
+from hybridc.passes.move_shuffles import MoveShuffles
 from hybridc.passes.move_transposes import MoveTransposes
 from hybridc.passes.name_nodes import NameNodes
 from hybridc.passes.quantization.channels_last import ChannelsLast
@@ -100,6 +101,7 @@ def optimizations() -> tuple[Step, ...]:
         ("fold scales and shifts in front", FoldAffineBefore),
         ("fold scales and shifts behind", FoldAffine),
         ("split transposed convolutions", SplitTransposedConvolutions),
+        ("move shuffles", MoveShuffles),
         ("share what became equal", ShareSubexpressions),
     )
     return tuple(Step(name, make, optional=True) for name, make in steps)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tvm import relax  # noqa: E402
 
 from tests.targets.properties import kernel_examples  # noqa: E402
 from tests.targets.test_llvm_layouts import (  # noqa: E402
+    Net,
     calls,
     check_kernel,
     geometry,
@@ -102,19 +104,83 @@ def test_convolutions_over_one_axis_are_blocked(cpu: Cpu) -> None:
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
-def shuffled_net(builder: relax.BlockBuilder, x: Any, weight: Callable[[Array], Any]) -> Any:
-    """A unit of ShuffleNet: grouped, shuffled, depthwise and grouped again."""
-    first, deep, last = randoms((36, 12, 1, 1), (36, 1, 3, 3), (36, 12, 1, 1))
-    y = builder.emit(op.nn.relu(builder.emit(op.nn.conv2d(x, weight(first), groups=3))))
-    y = builder.emit(op.reshape(y, (2, 3, 12, 9, 10)))
-    y = builder.emit(op.reshape(builder.emit(op.permute_dims(y, [0, 2, 1, 3, 4])), (2, 36, 9, 10)))
-    y = builder.emit(op.nn.conv2d(y, weight(deep), padding=1, groups=36))
-    return builder.emit(op.add(builder.emit(op.nn.conv2d(y, weight(last), groups=3)), x))
+@kernel_examples(8)
+@given(
+    parts=st.integers(2, 5),
+    each=st.integers(1, 5),
+    groups=st.integers(2, 4),
+    filters=st.integers(1, 20),
+    kernel=st.integers(1, 3),
+    vectors=st.integers(1, 3),
+    plain=st.booleans(),
+)
+def test_any_shuffle_is_taken_in(
+    cpu: Cpu,
+    parts: int,
+    each: int,
+    groups: int,
+    filters: int,
+    kernel: int,
+    vectors: int,
+    plain: bool,
+) -> None:
+    shape, lanes = (2, parts * each * groups, 5, 7), cpu.vector_bytes // 4
+    filters *= groups
+    vectors = min(vectors, -(-filters // lanes))
+    found = geometry(shape, filters, (kernel, kernel), lanes, vectors, plain, groups=groups)
+    if not found.depthwise:
+        check_kernel(replace(found, shuffled=parts), shape, filters, cpu)
 
 
-def test_channels_are_shuffled_between_groups(cpu: Cpu) -> None:
-    module, weights = network((2, 36, 9, 10), shuffled_net)
-    (x,) = draw([(2, 36, 9, 10)])
+SHUFFLED = (2, 96, 9, 10)
+
+
+def shuffled_net(behind: bool, order: Sequence[int] = (0, 2, 1, 3, 4)) -> Net:
+    """A unit of ShuffleNet, shuffled in front of its depthwise convolution or behind it."""
+
+    def net(builder: relax.BlockBuilder, x: Any, weight: Callable[[Array], Any]) -> Any:
+        first, deep, last = randoms((96, 32, 1, 1), (96, 1, 3, 3), (96, 32, 1, 1))
+
+        def shuffle(y: Any) -> Any:
+            y = builder.emit(op.reshape(y, (2, 3, 32, 9, 10)))
+            return builder.emit(op.reshape(builder.emit(op.permute_dims(y, order)), SHUFFLED))
+
+        y = builder.emit(op.nn.relu(builder.emit(op.nn.conv2d(x, weight(first), groups=3))))
+        y = y if behind else shuffle(y)
+        y = builder.emit(op.nn.conv2d(y, weight(deep), padding=1, groups=96))
+        y = shuffle(y) if behind else y
+        return builder.emit(op.add(builder.emit(op.nn.conv2d(y, weight(last), groups=3)), x))
+
+    return net
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_channels_are_shuffled_between_groups(cpu: Cpu, behind: bool) -> None:
+    module, weights = network(SHUFFLED, shuffled_net(behind))
+    (x,) = draw([SHUFFLED])
+    results = [run(module, weights, x, cpu, choice) for choice in (False, True)]
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_no_kernel_is_left_of_a_shuffle_that_is_taken_in(cpu: Cpu) -> None:
+    counts = []
+    for net in (shuffled_net(True), shuffled_net(False), shuffled_net(True, (0, 2, 1, 4, 3))):
+        module, weights = network(SHUFFLED, net)
+        with cpu.target:
+            blocked, _ = block_layouts(legalize(module, cpu), weights, cpu)
+        counts.append(calls(blocked, "reshape") + calls(blocked, "transpose"))
+    assert counts == [0, 3, 3]
+
+
+def test_a_shuffle_that_another_reads_stays(cpu: Cpu) -> None:
+    def net(builder: relax.BlockBuilder, x: Any, weight: Callable[[Array], Any]) -> Any:
+        (last,) = randoms((96, 32, 1, 1))
+        y = builder.emit(op.permute_dims(op.reshape(x, (2, 3, 32, 9, 10)), (0, 2, 1, 3, 4)))
+        y = builder.emit(op.reshape(y, SHUFFLED))
+        return builder.emit(op.add(builder.emit(op.nn.conv2d(y, weight(last), groups=3)), y))
+
+    module, weights = network(SHUFFLED, net)
+    (x,) = draw([SHUFFLED])
     results = [run(module, weights, x, cpu, choice) for choice in (False, True)]
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)
 

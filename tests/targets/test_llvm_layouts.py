@@ -98,11 +98,18 @@ def geometry(
     )
 
 
+def shuffled(x: Array, parts: int) -> Array:
+    """The first channel of each part, the second, and so on."""
+    split = x.reshape(x.shape[0], parts, -1, *x.shape[2:])
+    return split.swapaxes(1, 2).reshape(x.shape)
+
+
 def check_kernel(found: Geometry, shape: Sequence[int], filters: int, cpu: Cpu) -> None:
     """A blocked convolution with bias and relu against numpy."""
     per_group = 1 if found.depthwise else found.channels
     kernel = (found.kernel_rows, found.kernel_columns)
     x, weight, bias = draw([shape, (filters, per_group, *kernel), (1, filters, 1, 1)])
+    read = shuffled(x, found.shuffled)
     data = x if found.source_lanes == 1 else block(x, found.lanes)
     arrays = [data, pack_weight(weight, found), np.nan_to_num(block(bias, found.lanes))]
     assert arrays[1].shape == weight_shape(found)
@@ -123,7 +130,9 @@ def check_kernel(found: Geometry, shape: Sequence[int], filters: int, cpu: Cpu) 
     output = tvm.runtime.tensor(np.zeros([int(dim) for dim in result.shape], "float32"))
     library["main"](*(tvm.runtime.tensor(array) for array in arrays), output)
     options = (found.row_step, found.top, found.row_reach, found.groups)
-    expected = np.maximum(convolve(*(a.astype("float64") for a in (x, weight)), *options) + bias, 0)
+    expected = np.maximum(
+        convolve(*(a.astype("float64") for a in (read, weight)), *options) + bias, 0
+    )
     scale = max(1.0, float(np.abs(expected).max()))
     got = unblock(output.numpy(), filters)
     np.testing.assert_allclose(got / scale, expected / scale, rtol=0, atol=1e-5)

@@ -53,6 +53,7 @@ class PlainConvolution:
         before: Padding in front of rows and columns.
         is_open: Whether a size of the images is not known.
         has_open_batch: Whether their number is not known.
+        shuffled: Parts of the channels of what is read, which a shuffle mixes first; see Geometry.
     """
 
     found: Convolution
@@ -60,6 +61,7 @@ class PlainConvolution:
     before: tuple[int, int]
     is_open: bool = False
     has_open_batch: bool = False
+    shuffled: int = 1
 
     @property
     def is_depthwise(self) -> bool:
@@ -92,6 +94,7 @@ class PlainConvolution:
             top=self.before[0],
             left=self.before[1],
             filters=found.filters,
+            shuffled=self.shuffled,
         )
 
 
@@ -203,7 +206,7 @@ def plain_cycles(plain: PlainConvolution, cpu: Cpu) -> float:
         return 4.0 * steps * found.filters // found.groups * found.output[0] * found.output[1]
     chunks = found.output[0] // rows
     cycles = cycles_of(tile, found.filters // found.groups, found.columns(rows)) * chunks * steps
-    copies = found.is_strided + (found.padded != plain.size)
+    copies = found.is_strided + (found.padded != plain.size) + (plain.shuffled > 1)
     source = found.batch * found.groups * found.channels * found.padded[0] * found.padded[1]
     return cycles / PLAIN_SPEED + copies * copy_cycles(source)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
@@ -13,6 +14,7 @@ from hybridc.targets.llvm.layout.convolutions import (
     PlainConvolution,
     find_plain_convolution,
 )
+from hybridc.targets.llvm.layout.shuffles import Shuffle, find_shuffles
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.sizes import Bounds, ranges_of, typical_size
 from tvm import relax, tirx
@@ -64,6 +66,7 @@ class Graph:
         weight_of: Position among the weights, by variable.
         plain_uses: Variables that something else than these kernels' carried operands reads.
         ranges: What is known of the variables in shapes.
+        absorbed: For what shuffles make, the variable of the convolution that may take them in.
     """
 
     module: tvm.IRModule
@@ -73,6 +76,7 @@ class Graph:
     weight_of: dict[Any, int] = field(default_factory=dict)
     plain_uses: set[Any] = field(default_factory=set)
     ranges: Bounds = field(default_factory=dict)
+    absorbed: dict[Any, Any] = field(default_factory=dict)
 
     def typical_sizes(self, variable: Any) -> tuple[int, ...]:
         """The shape of a variable, with typical sizes where they are not known."""
@@ -83,15 +87,24 @@ def read_graph(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> 
     """Find all kernels of ``main`` that could work on blocked tensors."""
     main = module["main"]
     graph = Graph(module, weights, cpu.vector_bytes // 4, ranges=ranges_of(main))
-    reader = _Reader(graph)
-    for binding in bindings_of(main):
+    bindings = list(bindings_of(main))
+    reader = _Reader(graph, find_shuffles(module, bindings, _count_uses(main)))
+    for binding in bindings:
         reader.read(binding)
-    for binding in bindings_of(main):
+    for binding in bindings:
+        if binding.var in graph.absorbed:
+            continue
         kernel = graph.kernels.get(binding.var)
         carried = kernel.carried(graph) if kernel is not None else []
         graph.plain_uses |= {v for v in variables_used(binding.value) if v not in carried}
     graph.plain_uses |= variables_used(main.body.body)
     return graph
+
+
+def _count_uses(function: relax.Function) -> Counter[Any]:
+    """How many bindings read each variable; the result counts as one more."""
+    uses = Counter(v for b in bindings_of(function) for v in variables_used(b.value))
+    return uses + Counter(variables_used(function.body.body))
 
 
 def bindings_of(function: relax.Function) -> Iterator[Any]:
@@ -144,6 +157,7 @@ class _Reader:
     """Reads bindings; kernels that occur several times are analyzed once."""
 
     graph: Graph
+    shuffles: Mapping[Any, Shuffle]
     known: dict[Any, tuple[PlainConvolution | None, Blocked | None]] = field(default_factory=dict)
 
     def read(self, binding: Any) -> None:
@@ -157,7 +171,7 @@ class _Reader:
             operands = tuple(field for field in fields if isinstance(field.ty, relax.TensorType))
             sizes = tuple(fields[len(operands) :])
             found = self._analyze(value.args[0])
-            kernel = Kernel(binding.var, value, operands, sizes, *found)
+            kernel = self._absorbing(Kernel(binding.var, value, operands, sizes, *found))
             if self._is_usable(kernel):
                 self.graph.kernels[binding.var] = kernel
 
@@ -172,6 +186,17 @@ class _Reader:
         carried = [(o, axis) for o, axis in axes if axis is not None and o not in known]
         fit = all(axis == CHANNELS and len(dims_of(o)) in RANKS for o, axis in carried)
         return fit and bool(carried)
+
+    def _absorbing(self, kernel: Kernel) -> Kernel:
+        """The kernel, reading what is shuffled if it is a grouped convolution of a shuffle."""
+        found, shuffle = kernel.convolution, self.shuffles.get(kernel.operands[0])
+        if found is None or shuffle is None or found.found.groups == 1 or found.is_depthwise:
+            return kernel
+        self.graph.absorbed |= dict.fromkeys(shuffle.variables, kernel.variable)
+        operands = (shuffle.source, *kernel.operands[1:])
+        return replace(
+            kernel, operands=operands, convolution=replace(found, shuffled=shuffle.parts)
+        )
 
     def _is_kernel_call(self, value: Any) -> bool:
         if not isinstance(value, tvm.ir.Call) or getattr(value.op, "name", "") != "relax.call_tir":

@@ -126,7 +126,7 @@ def _source(
     if g.depthwise:
         return n, block, row, column, lane
     if g.groups > 1:
-        channel = _group(g, block, lane) * g.channels + channel
+        channel = g.source_channel(_group(g, block, lane) * g.channels + channel)
     if g.source_lanes == 1:
         return n, channel, row, column
     lanes = g.source_lanes

@@ -137,6 +137,8 @@ class _Writer:
         for binding in block.bindings:
             if binding.var in self.chosen:
                 self._kernel(self.graph.kernels[binding.var])
+            elif self.graph.absorbed.get(binding.var) in self.chosen:
+                pass  # the convolution reads what is shuffled
             elif binding.var in self.graph.weight_of:
                 self._kept_weight(binding)
             else:

@@ -22,6 +22,7 @@ from hybridc.targets.llvm.schedules.registers import (
     MULTIPLY_LATENCY,
 )
 from hybridc.targets.tuning import Figures, Problem, figures, require
+from tvm import tirx
 
 BLOCKED = "hybridc.blocked_convolution"
 """Annotation of a block that computes a blocked convolution: the fields of its Geometry."""
@@ -64,6 +65,8 @@ class Geometry:
         top, left: Padding in front.
         filters: Output channels; 0 stands for all lanes of all blocks.
         winograd: Rows and columns of the tiles of Winograd's algorithm; 0 without it.
+        shuffled: Parts of the input's channels. If there are several, the convolution is of what
+            a channel shuffle makes of it: the first channel of each part, the second, and so on.
     """
 
     batch: int
@@ -88,6 +91,7 @@ class Geometry:
     left: int
     filters: int = 0
     winograd: int = 0
+    shuffled: int = 1
 
     def encode(self) -> list[int]:
         """The fields as an annotation."""
@@ -117,7 +121,15 @@ class Geometry:
         filter is of another group.
         """
         straddled = self.group_filters % self.lanes or self.channels % self.source_lanes
-        return self.groups > 1 and not self.depthwise and bool(straddled)
+        mixed = bool(straddled) or self.shuffled > 1
+        return self.groups > 1 and not self.depthwise and mixed
+
+    def source_channel(self, channel: Any) -> Any:
+        """Where an input channel is, behind a shuffle."""
+        if self.shuffled == 1:
+            return channel
+        each = self.channels * self.groups // self.shuffled
+        return tirx.floormod(channel, self.shuffled) * each + tirx.floordiv(channel, self.shuffled)
 
     def span(self, panel: int) -> tuple[int, int]:
         """First and last but one input channel that a panel reads."""

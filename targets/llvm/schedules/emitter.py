@@ -315,7 +315,7 @@ class Emitter:
         )
 
         def products(index: Any, tap: Any, column: Any) -> Any:
-            channel = low * g.channels + index
+            channel = g.source_channel(low * g.channels + index)
             block, lane = (f(channel, g.source_lanes) for f in (tirx.floordiv, tirx.floormod))
             source = (image, channel) if g.source_lanes == 1 else (image, block, lane)
             return self._products(source, [panel, index, tap, column, int64(0)], tile)
