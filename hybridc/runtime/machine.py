@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hybridc.bundle.manifest import DeviceSpec
 from hybridc.errors import DeviceError
-from hybridc.runtime import cuda, opencl
+from hybridc.runtime import amx, cuda, opencl
 
 
 def cpu_flags() -> frozenset[str]:
@@ -29,6 +29,9 @@ def why_not(device: DeviceSpec) -> str | None:
     missing = sorted(set(device.cpu_flags) - cpu_flags()) if device.cpu_flags else []
     if missing:
         return f"it was built for {device.built_for} and this CPU lacks {', '.join(missing)}"
+    refusal = amx.why_not() if amx.FLAG in device.cpu_flags else None
+    if refusal is not None:
+        return f"it was built for {device.built_for} and {refusal}"
     if device.kind == "cuda":
         return cuda.why_not(device.device_code)
     if device.kind == "opencl":

@@ -8,6 +8,9 @@ A specification is the part after ``llvm:`` on the command line:
     aarch64              armv8-a with NEON
     znver3, neoverse-n1  any processor that LLVM knows
     host                 exactly this machine: fast here, perhaps not loadable elsewhere
+
+LLVM tells this machine's processor by its numbers, which a virtual machine may have changed. It
+then takes it for an older one, without AMX, which is why the machine's own list is looked at, too.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import Any
 from hybridc.targets.tuning import UNTUNED, Tuning
 
 from hybridc.errors import UsageError
+from hybridc.runtime import amx
+from hybridc.runtime.machine import cpu_flags
 
 PORTABLE_LEVEL = {"x86_64": "x86-64-v3", "aarch64": "aarch64"}
 
@@ -72,6 +77,9 @@ KERNEL_FLAGS = {
 
 Features left out only tune the code or never occur in it."""
 
+AMX = ("amx-int8", "amx-tile")
+"""LLVM's names of what integer products use of Intel AMX."""
+
 
 @dataclass(frozen=True)
 class Cpu:
@@ -81,6 +89,7 @@ class Cpu:
         name: The specification, with ``host`` and the default already resolved.
         architecture: ``x86_64`` or ``aarch64``, as ``uname -m`` prints it.
         llvm_name: LLVM's processor name.
+        extensions: LLVM's names of features that it has beside those of that name.
         tuning: Choices of the schedules that were measured.
         strict_math: Whether kernels may change sums in nothing but their order.
     """
@@ -88,6 +97,7 @@ class Cpu:
     name: str
     architecture: str
     llvm_name: str
+    extensions: tuple[str, ...] = ()
     tuning: Tuning = UNTUNED
     strict_math: bool = False
 
@@ -106,7 +116,9 @@ class Cpu:
         """The ``tvm.target.Target``."""
         import tvm
 
-        kind = {"kind": "llvm", "mtriple": self.triple, "mcpu": self.llvm_name}
+        kind: dict[str, Any] = {"kind": "llvm", "mtriple": self.triple, "mcpu": self.llvm_name}
+        if self.extensions:
+            kind["mattr"] = [f"+{extension}" for extension in self.extensions]
         return tvm.target.Target(kind)
 
     @cached_property
@@ -159,7 +171,8 @@ def parse_cpu(specification: str) -> Cpu:
     here = platform.machine()
     name = specification or PORTABLE_LEVEL.get(here, "")
     if name == "host":
-        return Cpu(f"host:{codegen.llvm_get_system_cpu()}", here, codegen.llvm_get_system_cpu())
+        found = str(codegen.llvm_get_system_cpu())
+        return _extended(Cpu(f"host:{found}", here, found))
     if name == "aarch64":
         return Cpu(name, "aarch64", "generic")
     for architecture in PORTABLE_LEVEL:
@@ -170,6 +183,16 @@ def parse_cpu(specification: str) -> Cpu:
         f"LLVM knows no processor {specification!r}; give a level (x86-64-v2, x86-64-v3, "
         "x86-64-v4, aarch64), a processor such as znver3 or neoverse-n1, or host"
     )
+
+
+def _extended(host: Cpu) -> Cpu:
+    """This machine's CPU with AMX, if it has that and LLVM does not know."""
+    names = KERNEL_FLAGS.get(host.architecture, {})
+    missing = [name for name in AMX if names.get(name) in cpu_flags() - set(host.kernel_flags)]
+    if not missing or amx.why_not() is not None:
+        return host
+    name = "+".join([host.name, *missing])
+    return dataclasses.replace(host, name=name, extensions=tuple(missing))
 
 
 def _known_names(architecture: str) -> frozenset[str]:

@@ -19,7 +19,7 @@ tvm = pytest.importorskip("tvm")
 import tvm_ffi  # noqa: E402
 from hybridc.targets.llvm.build import fuse, legalize  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
-from hybridc.targets.llvm.schedules import schedule_module  # noqa: E402
+from hybridc.targets.llvm.schedules import amx, schedule_module  # noqa: E402
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products  # noqa: E402
 from hybridc.targets.protocol import Section  # noqa: E402
 from tvm import relax  # noqa: E402
@@ -38,6 +38,11 @@ def _runnable() -> list[str]:
 
 
 CPUS = _runnable()
+
+TILES = pytest.mark.skipif(
+    not amx.has_tiles(parse_cpu("host")),
+    reason="this CPU has no AMX, or Linux does not let programs use it",
+)
 
 
 def random_integers(shape: Sequence[int], dtype: str, seed: int) -> Array:
@@ -84,8 +89,11 @@ def scheduled(model: onnx.ModelProto, cpu: Cpu) -> tuple[tvm.IRModule, list[Arra
     return module, list(weights.values())
 
 
-def run(model: onnx.ModelProto, cpu: Cpu, x: Array) -> Array:
+def run(model: onnx.ModelProto, cpu: Cpu, x: Array, instruction: str = "") -> Array:
+    """What the llvm target's code gives; the code must have an instruction in it."""
     module, weights = scheduled(model, cpu)
+    if instruction:
+        assert instruction in assembly_of(module, cpu)
     machine = relax.VirtualMachine(relax.build(module, cpu.target), tvm.cpu())
     parameters = tvm_ffi.Array([tvm.runtime.tensor(array) for array in weights])
     return machine["main"](tvm.runtime.tensor(x), parameters)[0].numpy()
@@ -153,6 +161,36 @@ EXAMPLE = {
 @example(EXAMPLE | {"w": (16, 34, 1, 1), "types": ("int8", "int8"), "pads": [0, 0, 0, 0]})
 @example(EXAMPLE | {"x": (2, 9, 7, 24), "w": (24, 1, 3, 3), "groups": 24, "stride": 2})
 def test_convolutions(cpu, case):
+    check_convolution(cpu, case)
+
+
+POINTWISE = {"pads": [0, 0, 0, 0], "stride": 1, "dilation": 1}
+
+
+@TILES
+@settings(SMALL, max_examples=16)
+@given(convolutions(), st.integers(16, 80), st.integers(1, 150))
+@example(EXAMPLE, 48, 34)
+@example(EXAMPLE | {"x": (2, 7, 7, 0)}, 32, 64)
+@example(EXAMPLE | {"x": (2, 30, 18, 0), "types": ("int8", "int8"), "stride": 2}, 64, 66)
+@example(EXAMPLE | {"x": (2, 9, 9, 0), "dilation": 2}, 17, 130)
+@example(EXAMPLE | {"x": (3, 11, 5, 0), "w": (0, 0, 1, 1)} | POINTWISE, 40, 67)
+def test_convolutions_with_tiles(case, filters, channels):
+    """Tiles wherever the CPU can, also where vectors would be faster."""
+    tiled = {
+        "x": (*case["x"][:3], channels),
+        "w": (filters, channels, *case["w"][2:]),
+        "groups": 1,
+        "types": (case["types"][0], "int8"),
+        "zeros": (case["zeros"][0], 0),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(amx, "vector_cycles", lambda _: float("inf"))
+        check_convolution("host", case | tiled, "\ttdpb")
+
+
+def check_convolution(cpu: str, case: dict[str, Any], instruction: str = "") -> None:
+    """A convolution is exact, and has an instruction in its assembly."""
     x = random_integers(case["x"], case["types"][0], 1)
     w = random_integers(case["w"], case["types"][1], 2)
     zeros = [np.array(z, d) for z, d in zip(case["zeros"], case["types"], strict=True)]
@@ -172,7 +210,7 @@ def test_convolutions(cpu, case):
     centered = [a.astype(np.int64) - z for a, z in zip((x, w), case["zeros"], strict=True)]
     sums = convolve(*centered, case["pads"], case["stride"], case["dilation"], case["groups"])
     expected = quantized(sums + bias, scale, zero)
-    np.testing.assert_array_equal(run(model, parse_cpu(cpu), x), expected)
+    np.testing.assert_array_equal(run(model, parse_cpu(cpu), x, instruction), expected)
 
 
 @pytest.mark.parametrize("cpu", CPUS)
@@ -187,12 +225,44 @@ def test_convolutions(cpu, case):
 @example([5, 3], 4096, 64, ("uint8", 255), ("int8", 0))
 @example([17], 64, 128, ("int8", 0), ("int8", 0))
 def test_matrix_products(cpu, rows, inner, columns, left, right):
+    check_matrix_product(cpu, rows, inner, columns, left, right)
+
+
+@TILES
+@settings(SMALL, max_examples=8)
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    st.integers(1, 300),
+    st.integers(16, 90),
+    st.sampled_from([("uint8", 200), ("int8", -128), ("uint8", 0), ("int8", 0)]),
+    st.sampled_from([("int8", 0), ("uint8", 128)]),
+)
+@example([5, 13], 4096, 64, ("uint8", 255), ("int8", 0))
+@example([17], 64, 128, ("int8", 0), ("int8", 0))
+def test_matrix_products_with_tiles(rows, inner, columns, left, right):
+    """Tiles wherever the CPU can, also where vectors would be faster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(amx, "vector_cycles", lambda _: float("inf"))
+        check_matrix_product("host", rows, inner, columns, left, right, "\ttdpb")
+
+
+def check_matrix_product(
+    cpu: str,
+    rows: list[int],
+    inner: int,
+    columns: int,
+    left: tuple[str, int],
+    right: tuple[str, int],
+    instruction: str = "",
+) -> None:
+    """A product of matrices with zero points is exact, and has an instruction in its assembly."""
     x = random_integers((*rows, inner), left[0], 1)
     w = random_integers((inner, columns), right[0], 2)
     zeros = [np.array(left[1], left[0]), np.array(right[1], right[0])]
     model = make_model("MatMulInteger", x, [w, *zeros], "")
     expected = (x.astype(np.int64) - left[1]) @ (w.astype(np.int64) - right[1])
-    np.testing.assert_array_equal(run(model, parse_cpu(cpu), x), expected.astype(np.int32))
+    found = run(model, parse_cpu(cpu), x, instruction)
+    np.testing.assert_array_equal(found, expected.astype(np.int32))
 
 
 @pytest.mark.parametrize(
@@ -202,6 +272,7 @@ def test_matrix_products(cpu, rows, inner, columns, left, right):
         ("x86-64-v4", "vpmaddwd"),
         ("alderlake", "vpdpbusd"),
         ("cascadelake", "vpdpbusd"),
+        ("sapphirerapids", "tdpbusd"),
         ("neoverse-n1", "sdot"),
         ("neoverse-v1", "usdot"),
     ],

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.amx import schedule_tiled_product
 from hybridc.targets.llvm.schedules.attention import schedule_attention
 from hybridc.targets.llvm.schedules.blocked_convolution import schedule_blocked_convolution
 from hybridc.targets.llvm.schedules.blocked_pooling import schedule_blocked_pooling
@@ -122,6 +123,7 @@ _RULES: tuple[Rule, ...] = (
     schedule_blocked_pooling,
     schedule_packed_product,
     schedule_attention,
+    schedule_tiled_product,
     schedule_integer_product,
     schedule_convolution,
     _matmul,

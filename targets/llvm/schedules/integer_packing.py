@@ -20,6 +20,13 @@ import tvm
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
 from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
+from hybridc.targets.llvm.schedules.amx import (
+    TILED,
+    is_tiled_faster,
+    pack_tiles,
+    tile_geometry,
+    tiled_product,
+)
 from hybridc.targets.llvm.schedules.integer_products import integer_product
 from hybridc.targets.llvm.schedules.integer_tiles import (
     PAIRS,
@@ -178,11 +185,17 @@ class _Reader:
         if group == PAIRS and not has_pairs(self.cpu):
             return None
         geometry = _geometry(array, group, panel, sizes, steps, pads)
-        packed = f"{name}.packed_{group}x{panel[0]}x{panel[1]}"
+        if group == QUADS and is_tiled_faster(geometry, self.cpu):
+            source, zero = self._uncentered(data, None)
+            kind, geometry = str(source.ty.dtype), tile_geometry(geometry, channels)
+        packed = f"{name}.packed_{geometry.group}x{geometry.lanes}x{geometry.vectors}"
         return Product(geometry, source, kind, zero, pads, name, packed)
 
-    def _uncentered(self, data: Any, kind: str) -> tuple[Any, int]:
-        """The 8-bit data that int16 data was made of, if it was, and its zero point in ``kind``."""
+    def _uncentered(self, data: Any, kind: str | None) -> tuple[Any, int]:
+        """The 8-bit data that int16 data was made of, if it was, and its zero point.
+
+        The zero point is as it is in ``kind``, or in the data's own type.
+        """
         zero = 0
         value: Any = self.values.get(data)
         if _is(value, "relax.subtract"):
@@ -196,7 +209,7 @@ class _Reader:
         dtype = str(source.ty.dtype)
         if dtype not in ("int8", "uint8"):
             return None, 0
-        return source, zero + _shift(dtype, kind)
+        return source, zero + _shift(dtype, kind or dtype)
 
 
 def _shift(dtype: str, kind: str) -> int:
@@ -293,7 +306,8 @@ class _Writer:
         key = ("product", g, sizes_of(data), str(data.ty.dtype), str(weight.ty.dtype))
 
         def build(tensor: te.Tensor, packed: te.Tensor) -> te.Tensor:
-            return integer_product(g, tensor, packed)
+            make = tiled_product if g.group == TILED else integer_product
+            return make(g, tensor, packed)
 
         call = self.main.kernel("integer_product", key, build, data, weight, fuses=True)
         if product.zero:
@@ -342,7 +356,8 @@ def _packed_weights(
         array = as_filters(weights[product.weight])
         if product.name not in packed:
             narrow = np.int8 if _is_narrow(array) else np.int16
-            packed[product.name] = pack(array.astype(narrow), product.geometry)
+            order = pack_tiles if product.geometry.group == TILED else pack
+            packed[product.name] = order(array.astype(narrow), product.geometry)
         if product.zero:
             sums = array.astype(np.int64).sum(axis=(1, 2, 3)) * -product.zero
             packed[_offset_name(product)] = sums.astype(np.int32)
