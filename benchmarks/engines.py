@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from adapters import ENGINES, Asked, Engine, Feeds
+from children import run_child
 from report import geometric_means, machine, markdown, plot
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -215,12 +215,11 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
     cases = [(n, b, t) for t in options.threads for b in options.batch for n in options.model]
     for name, batch, threads in cases:
-        command = [sys.executable, "-P", __file__, "--child", name, str(batch), str(threads)]
-        command += ["--target", options.target, *["--open-batch"] * options.open_batch]
+        arguments = [name, str(batch), str(threads), "--target", options.target]
+        arguments += ["--open-batch"] * options.open_batch
         for engine in options.engine:
-            command += ["--engine", engine]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            arguments += ["--engine", engine]
+        done = run_child(__file__, arguments, check=False)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["?"])[-1]
             print(f"{name}, batch {batch}, {threads} threads: left out: {reason}", flush=True)

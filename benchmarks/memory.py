@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 from adapters import Asked
+from children import run_child
 from engines import CATALOG, LIGHT, RESULTS, find_model
 from report import machine
 
@@ -126,18 +127,11 @@ def in_processes(
     engine: str, path: Path, feeds: Path, threads: int, run_only: bool
 ) -> dict[str, float]:
     """Medians over fresh processes, in MiB; see :func:`measure`."""
-    command = [sys.executable, "-P", __file__, "--child", engine, str(path), str(feeds)]
-    command += ["--threads", str(threads), *["--run-only"] * run_only]
-    search = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    arguments = [engine, str(path), str(feeds), "--threads", str(threads)]
+    arguments += ["--run-only"] * run_only
     rows: list[dict[str, int]] = []
     for _ in range(REPEATS):
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONPATH": search},
-        )
+        done = run_child(__file__, arguments)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
     return {name: statistics.median(row[name] for row in rows) / MIB for name in rows[0]}
 

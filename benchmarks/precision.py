@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from adapters import Asked, Engine, Feeds, onnxruntime
+from children import run_child
 from engines import CATALOG, LIGHT, PAUSE, RESULTS, find_model, take_turns
 from report import geometric_mean, machine
 
@@ -136,13 +137,8 @@ def main() -> None:
         return
     results = []
     for name in options.model or MODELS:
-        command = [sys.executable, "-P", __file__, "--child", name]
-        command += ["--threads", str(options.threads), "--target", options.target]
-        search = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": search}
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=True, env=environment
-        )
+        arguments = [name, "--threads", str(options.threads), "--target", options.target]
+        done = run_child(__file__, arguments)
         results.append(json.loads(done.stdout.splitlines()[-1]))
         print(json.dumps(results[-1]), flush=True)
     means = {o: geometric_mean([row["ratios"][o] for row in results]) for o in OTHERS}
