@@ -120,7 +120,8 @@ def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
 
 
 def _exp(x: Any) -> Any:
-    clamped = tirx.max(tirx.min(x, _float(EXP_HIGHEST)), _float(EXP_LOWEST))
+    # In this order, what is no number stays that. TVM would not vectorize a test for it.
+    clamped = tirx.max(_float(EXP_LOWEST), tirx.min(_float(EXP_HIGHEST), x))
 
     def scaled(n: Any) -> Any:
         remainder = clamped - n * _float(LN2_HIGH) - n * _float(LN2_LOW)
@@ -133,7 +134,7 @@ def _exp(x: Any) -> Any:
         return scaled(n) * _power_of_two(half) * _power_of_two(whole - half)
 
     rounded = tirx.floor(clamped * _float(1 / math.log(2)) + _float(0.5))
-    return tirx.Select(tirx.isnan(x), x, _bind(rounded, result))
+    return _bind(rounded, result)
 
 
 def exp_of_nonpositive(x: Any) -> Any:
