@@ -22,6 +22,7 @@ from hybridc.passes.editor import (
     integers,
     reduced_axes,
     same_dim,
+    static_shape,
 )
 
 Permutation: TypeAlias = tuple[int, ...]
@@ -94,7 +95,9 @@ def rule_for(node: ir.Node, opset: int) -> Rule | None:
         return _REDUCE
     if node.op_type in _RESHAPES:
         return _UNIT_RESHAPE
-    return {"Slice": _SLICE, "Pad": _PAD}.get(node.op_type)
+    return {"Slice": _SLICE, "Pad": _PAD, "Resize": _RESIZE, "DepthToSpace": _DEPTH_TO_SPACE}.get(
+        node.op_type
+    )
 
 
 def _is_per_tensor(node: ir.Node) -> bool:
@@ -348,9 +351,72 @@ def _moved_pads(pads: Array, perm: Permutation) -> Array:
     return moved
 
 
+# Resize
+
+
+def _spread_resize(node: ir.Node, value: ir.Value, perm: Permutation) -> Layouts | None:
+    plain = "axes" not in node.attributes and len(node.inputs) > 2
+    given = [v for v in node.inputs[1:] if v is not None]
+    known = all(contents(parameter) is not None for parameter in given)
+    return _only_data(node, value, perm) if plain and known else None
+
+
+def _build_resize(
+    editor: Editor, node: ir.Node, layouts: Layouts, inputs: list[ir.Value | None]
+) -> ir.Node:
+    perm = next(iter(layouts.values()))
+    moved = [inputs[0], *(_moved_parameter(editor, value, perm) for value in inputs[1:])]
+    return _copy(node, layouts, moved, editor)
+
+
+def _moved_parameter(editor: Editor, value: ir.Value | None, perm: Permutation) -> ir.Value | None:
+    """A region (twice as long as there are axes), scales or sizes of Resize."""
+    array = contents(value)
+    if value is None or array is None or not array.size:
+        return value
+    moved = array.reshape(-1, len(perm))[:, list(perm)].ravel()
+    return editor.constant(moved, f"{value.name}__permuted")
+
+
+# DepthToSpace: channels last, it swaps the columns and the rows of blocks
+
+
+def _spread_depth(node: ir.Node, value: ir.Value, perm: Permutation) -> Layouts | None:
+    usual = node.attributes.get_string("mode", "DCR") == "DCR" and perm == (0, 2, 3, 1)
+    known = static_shape(node.inputs[0]) is not None and static_shape(node.outputs[0]) is not None
+    return _only_data(node, value, perm) if usual and known else None
+
+
+def _build_depth(
+    editor: Editor, node: ir.Node, _layouts: Layouts, inputs: list[ir.Value | None]
+) -> ir.Node:
+    dims, result = static_shape(node.inputs[0]), static_shape(node.outputs[0])
+    assert dims is not None
+    assert result is not None
+    block = node.attributes.get_int("blocksize", 0)
+    batch, _, rows, columns = dims
+    run = block * result[1]
+    split = _reshaped(editor, node, inputs[0], [batch, rows, columns, block, run])
+    swapped = editor.emit(
+        node, "Transpose", [split], [batch, rows, block, columns, run], {"perm": [0, 1, 3, 2, 4]}
+    )
+    target = permuted(result, (0, 2, 3, 1))
+    shape = editor.constant(np.array(target, np.int64), f"{node.outputs[0].name}__shape")
+    return _copy(node, {node.outputs[0]: (0, 2, 3, 1)}, [swapped, shape], editor, {}, "Reshape")
+
+
+def _reshaped(
+    editor: Editor, node: ir.Node, value: ir.Value | None, dims: Sequence[int]
+) -> ir.Value:
+    shape = editor.constant(np.array(dims, np.int64), f"{node.outputs[0].name}__split")
+    return editor.emit(node, "Reshape", [value, shape], dims)
+
+
 _SAME = Rule(_same_everywhere, _build_elementwise)
 _ALONG_AXIS = Rule(_spread_along_axis, _build_along_axis)
 _REDUCE = Rule(_spread_reduction, _build_reduction)
 _UNIT_RESHAPE = Rule(_spread_unit_reshape, _build_reshape)
 _SLICE = Rule(_spread_slice, _build_slice)
 _PAD = Rule(_spread_pad, _build_pad)
+_RESIZE = Rule(_spread_resize, _build_resize)
+_DEPTH_TO_SPACE = Rule(_spread_depth, _build_depth)

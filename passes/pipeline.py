@@ -23,6 +23,7 @@ from hybridc.passes.move_transposes import MoveTransposes
 from hybridc.passes.name_nodes import NameNodes
 from hybridc.passes.quantization.channels_last import ChannelsLast
 from hybridc.passes.quantization.fuse_regions import FuseQuantizedRegions
+from hybridc.passes.quantization.split_dequantized import SplitDequantized
 from hybridc.passes.recognize_activations import RecognizeActivations
 from hybridc.passes.recognize_attention import RecognizeAttention
 from hybridc.passes.recognize_normalizations import RecognizeNormalizations
@@ -103,6 +104,7 @@ def optimizations() -> tuple[Step, ...]:
         ("split transposed convolutions", SplitTransposedConvolutions),
         ("move shuffles", MoveShuffles),
         ("share what became equal", ShareSubexpressions),
+        ("split what is dequantized", SplitDequantized),
     )
     return tuple(Step(name, make, optional=True) for name, make in steps)
 

@@ -8,7 +8,9 @@ import onnx
 
 from hybridc.precision.qdq import ANCHORS
 
-IMAGES = ("Add", "AveragePool", "Concat", "GlobalAveragePool", "MaxPool", "Resize")
+IMAGES = (
+    "Add", "AveragePool", "Concat", "DepthToSpace", "GlobalAveragePool", "MaxPool", "Resize"
+)  # fmt: skip
 """Operators on images that take part, so that what lies between two convolutions is 8 bits wide."""
 
 _WEIGHT = 1

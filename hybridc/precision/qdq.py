@@ -33,7 +33,7 @@ PER_CHANNEL_SINCE = 13
 
 _LARGEST_WEIGHT, _LARGEST_BIAS = 127, float(2**30)
 
-_SAME_RANGE = frozenset(("MaxPool", "Resize"))
+_SAME_RANGE = frozenset(("DepthToSpace", "MaxPool", "Resize"))
 """Operators whose result is quantized like their input."""
 
 _SMALLEST = float(np.finfo(np.float32).tiny)

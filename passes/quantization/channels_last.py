@@ -20,7 +20,13 @@ MICROSOFT = "com.microsoft"
 FIRST_TO_LAST, LAST_TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 MIN_FILTERS = 8
-"""Filters below which a convolution has no integer kernel."""
+"""Filters below which a convolution has no integer kernel; the rest is filled up with zeros."""
+
+_BY_FILTER = (3, 4, 5, 8)
+"""Inputs of QLinearConv that have an element for each filter: weight, scale, zero point, bias."""
+
+_SCALES = (4, 5)
+"""Those of them that may also be one number for all filters."""
 
 _ACTIVATIONS = frozenset(("FastGelu", "Gelu", "QuickGelu"))
 """Operators of one input whose result has its shape."""
@@ -72,9 +78,26 @@ def _convolution(editor: Editor, node: ir.Node) -> None:
         return
     groups = node.attributes.get_int("group", 1)
     depthwise = weight.shape[1] == 1 and groups == weight.shape[0] == data[1]
-    if weight.shape[0] < MIN_FILTERS or not (groups == 1 or depthwise):
-        return
-    _between(editor, node, "QLinearConv", {"channels_last": 1})
+    few = weight.shape[0] < MIN_FILTERS
+    if groups == 1 and few:
+        _between(editor, node, "QLinearConv", {"channels_last": 1}, _filled_up(editor, node))
+    elif (groups == 1 or depthwise) and not few:
+        _between(editor, node, "QLinearConv", {"channels_last": 1})
+
+
+def _filled_up(editor: Editor, node: ir.Node) -> list[ir.Value | None]:
+    """The inputs of a QLinearConv with zeros for the filters that are missing."""
+    inputs = list(node.inputs)
+    for place in _BY_FILTER:
+        value = inputs[place] if place < len(inputs) else None
+        array = contents(value)
+        if value is None or array is None or (place in _SCALES and array.size == 1):
+            continue
+        missing = MIN_FILTERS - array.shape[0]
+        last = array[-1:] if array.dtype == np.float32 else np.zeros_like(array[-1:])
+        whole = np.concatenate([array, *[last] * missing])  # a scale may not be zero
+        inputs[place] = editor.constant(whole, f"{value.name}__filled")
+    return inputs
 
 
 def _max_pool(editor: Editor, node: ir.Node) -> None:
@@ -85,8 +108,17 @@ def _max_pool(editor: Editor, node: ir.Node) -> None:
     _between(editor, node, "NhwcMaxPool", {})
 
 
-def _between(editor: Editor, node: ir.Node, operator: str, more: dict[str, int]) -> None:
-    """An operator with channels last, between transpositions, in place of a node."""
+def _between(
+    editor: Editor,
+    node: ir.Node,
+    operator: str,
+    more: dict[str, int],
+    filled: list[ir.Value | None] | None = None,
+) -> None:
+    """An operator with channels last, between transpositions, in place of a node.
+
+    With inputs that were filled up to MIN_FILTERS, channels are sliced off its result.
+    """
     mode = node.attributes.get_string("auto_pad", "NOTSET")
     source, dims = node.inputs[0], static_shape(node.inputs[0])
     result = dims_of(node.outputs[0])
@@ -96,15 +128,22 @@ def _between(editor: Editor, node: ir.Node, operator: str, more: dict[str, int])
         node, "Transpose", [source], [dims[i] for i in FIRST_TO_LAST], {"perm": FIRST_TO_LAST}
     )
     attributes = {name: a.value for name, a in node.attributes.items() if name != "auto_pad"}
+    sizes, dtype = [result[i] for i in FIRST_TO_LAST], node.outputs[0].dtype
     value = editor.emit(
         node,
         operator,
-        [last, *node.inputs[1:]],
-        [result[i] for i in FIRST_TO_LAST],
+        [last, *(filled or node.inputs)[1:]],
+        [*sizes[:3], MIN_FILTERS] if filled else sizes,
         {**attributes, **more},
         MICROSOFT,
-        dtype=node.outputs[0].dtype,
+        dtype=dtype,
     )
+    if filled:
+        bounds = [
+            editor.constant(np.array([number], np.int64), f"{value.name}__{what}")
+            for what, number in (("start", 0), ("end", sizes[3]), ("axis", 3))
+        ]
+        value = editor.emit(node, "Slice", [value, *bounds], sizes, dtype=dtype)
     back = editor.emit(node, "Transpose", [value], result, {"perm": LAST_TO_FIRST})
     editor.replace(node.outputs[0], back)
 

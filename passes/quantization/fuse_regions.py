@@ -7,6 +7,7 @@
     Gemm(DQ(x), DQ(w), b), quantized or not     QGemm of ONNX Runtime's domain
     Q(MaxPool(DQ(x)))                   MaxPool(x), where both scales are the same; and so for
                                         operators that only move elements
+    Q(Concat(DQ(x), DQ(y)))             Concat(x, y), where all scales are the same
 
 The weight must be a constant. A bias becomes int32 in the scale of the sums; a region whose bias
 does not fit there stays as it is. Everything else between DequantizeLinear and QuantizeLinear (Add,
@@ -16,7 +17,7 @@ before it, which is what the model says to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,9 +34,10 @@ from hybridc.passes.quantization.quantized import (
 MICROSOFT = "com.microsoft"
 
 _MOVEMENT = frozenset(
-    "Flatten Gather Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split()
+    "DepthToSpace Flatten Gather Identity MaxPool Reshape Resize Slice SpaceToDepth Squeeze "
+    "Transpose Unsqueeze".split()
 )
-"""Operators whose result holds elements of their first input only."""
+"""Operators whose result holds elements of their first input only; Resize only if by nearest."""
 
 _INTEGER_POOL = 12
 """Opset from which MaxPool and Clip take 8-bit integers."""
@@ -222,13 +224,40 @@ def _movement(editor: Editor, node: ir.Node) -> None:
     result = None if last is None else result_of(last)
     if data is None or last is None or result is None or len(node.outputs) != 1:
         return
-    unfit = node.op_type == "MaxPool" and _opset(editor) < _INTEGER_POOL
-    if unfit or not data.is_like(result) or data.value is None:
+    if _makes_floats(node, _opset(editor)) or not data.is_like(result) or data.value is None:
         return
+    _move(editor, node, last, [data.value, *node.inputs[1:]])
+
+
+def _makes_floats(node: ir.Node, opset: int) -> bool:
+    """Whether an operator for movement computes numbers, or takes only floats."""
+    if node.op_type == "MaxPool":
+        return opset < _INTEGER_POOL
+    if node.op_type != "Resize":
+        return False
+    mode = node.attributes.get_string("mode", "nearest")
+    how = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    return mode != "nearest" or how == "tf_crop_and_resize"
+
+
+def _concat(editor: Editor, node: ir.Node) -> None:
+    last = quantizer(node.outputs[0])
+    result = None if last is None else result_of(last)
+    sources = [_data(value) for value in node.inputs]
+    if last is None or result is None:
+        return
+    values = [s.value for s in sources if s is not None and s.value and s.is_like(result)]
+    if len(values) == len(node.inputs):
+        _move(editor, node, last, values)
+
+
+def _move(
+    editor: Editor, node: ir.Node, last: ir.Node, integers: Sequence[ir.Value | None]
+) -> None:
+    """The same movement of integers, in place of a QuantizeLinear."""
     attributes = {name: a.value for name, a in node.attributes.items()}
-    inputs = [data.value, *node.inputs[1:]]
-    dims = dims_of(node.outputs[0])
-    value = editor.emit(last, node.op_type, inputs, dims, attributes, dtype=data.dtype)
+    dims, dtype = dims_of(node.outputs[0]), last.outputs[0].dtype
+    value = editor.emit(last, node.op_type, integers, dims, attributes, dtype=dtype)
     editor.replace(last.outputs[0], value)
 
 
@@ -238,5 +267,6 @@ _BUILDERS: dict[str, Builder] = {
     "Conv": _convolution,
     "MatMul": _matrix_product,
     "Gemm": _gemm,
+    "Concat": _concat,
     **dict.fromkeys(_MOVEMENT, _movement),
 }

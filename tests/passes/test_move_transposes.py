@@ -30,6 +30,9 @@ WEIGHTS = {
     "columns": random(3, 2, seed=7),
     "t": np.array(True),
     "flat": np.array([2, 60]),
+    "none": np.zeros(0, "f"),
+    "scales": np.array([1, 2, 3, 1], "f"),
+    "sizes": np.array([2, 7, 10, 3]),
     "split_axis": np.array([2, 1, 4, 5, 3]),
 }
 
@@ -74,6 +77,8 @@ CARRIED = {
     "softmax": [node("Softmax", "a", "b", axis=-1)],
     "concat": [node("Neg", "a", "n"), node("Concat", "a n rest", "b", axis=3)],
     "pad": [node("Pad", "a pads", "b")],
+    "resize": [node("Resize", "a none scales", "b", mode="nearest")],
+    "resize to sizes": [node("Resize", "a - - sizes", "b", mode="linear")],
     "slice": [node("Slice", "a starts ends axes", "b")],
     "slice with steps": [node("Slice", "a starts ends axes steps", "b")],
     "mean": [node("ReduceMean", "a", "b", axes=[1, -1])],
@@ -208,3 +213,22 @@ def test_a_dynamic_dimension():
     after = apply(MoveTransposes(), model)
     assert operators(after) == ["Relu", "Mul"]
     assert_same_results(model, after, {"x": random(2, 3, 7, 5)})
+
+
+@pytest.mark.parametrize("block", [2, 3])
+def test_depth_to_space_with_channels_last(block):
+    nodes = [
+        node("Transpose", "x", "a", perm=FIRST),
+        node("DepthToSpace", "a", "b", blocksize=block),
+        node("Transpose", "b", "y", perm=LAST),
+    ]
+    check(nodes, "Reshape Transpose Reshape", dims=(2, 4, 5, 2 * block * block))
+
+
+def test_depth_to_space_of_the_other_order_stays():
+    nodes = [
+        node("Transpose", "x", "a", perm=FIRST),
+        node("DepthToSpace", "a", "b", blocksize=2, mode="CRD"),
+        node("Transpose", "b", "y", perm=LAST),
+    ]
+    check(nodes, "Transpose DepthToSpace Transpose", dims=(2, 4, 5, 8))

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from hybridc.passes.quantization.channels_last import ChannelsLast
 from hybridc.passes.quantization.fuse_regions import FuseQuantizedRegions
+from hybridc.passes.quantization.split_dequantized import SplitDequantized
 from onnx.shape_inference import infer_shapes
 
 from hybridc.compiler import build, load_built
@@ -36,6 +37,7 @@ WEIGHTS = {
     "one": np.array(0.02, np.float32),
     "none": np.array(0, np.int8),
     "to": np.array([1, 6, 64], np.int64),
+    "scales": np.array([1, 1, 2, 2], np.float32),
 }
 
 X = [node("QuantizeLinear", "x sx zx", "xq"), node("DequantizeLinear", "xq sx zx", "xf")]
@@ -140,6 +142,69 @@ def test_movement_between_other_scales_stays():
     nodes = [*X, node("MaxPool", "xf", "p", kernel_shape=[1, 1]), *quantized("p")]
     model = model_of(nodes, result=(1, 6, 8, 8))
     assert not FuseQuantizedRegions()(ir.from_proto(model)).modified
+
+
+SAME = [node("QuantizeLinear", "p sx zx", "pq"), node("DequantizeLinear", "pq sx zx", "y")]
+
+
+@pytest.mark.parametrize(
+    ("made", "dims", "result"),
+    [
+        (node("Resize", "xf - scales", "p", mode="nearest"), (1, 6, 8, 8), (1, 6, 16, 16)),
+        (node("Concat", "xf xf", "p", axis=1), (1, 6, 8, 8), (1, 12, 8, 8)),
+        (node("DepthToSpace", "xf", "p", blocksize=2), (1, 8, 4, 4), (1, 2, 8, 8)),
+    ],
+    ids=lambda value: getattr(value, "op_type", None),
+)
+def test_movement_of_images(made, dims, result):
+    model = model_of([*X, made, *SAME], dims, result)
+    check(model, ["QuantizeLinear", made.op_type, "DequantizeLinear"], 0)
+    (wanted,) = run_reference(model, {"x": random(*dims)}).values()
+    built = build(source_of(model), make_options())[0]
+    np.testing.assert_array_equal(load_built(built)(x=random(*dims))["y"], wanted)
+
+
+def test_a_resize_that_computes_stays():
+    nodes = [*X, node("Resize", "xf - scales", "p", mode="linear"), *SAME]
+    model = model_of(nodes, result=(1, 6, 16, 16))
+    assert not FuseQuantizedRegions()(ir.from_proto(model)).modified
+
+
+def test_a_concatenation_of_other_scales_stays():
+    nodes = [*X, node("Concat", "xf xf", "p", axis=1), *quantized("p")]
+    model = model_of(nodes, result=(1, 12, 8, 8))
+    assert not FuseQuantizedRegions()(ir.from_proto(model)).modified
+
+
+@pytest.mark.parametrize(
+    ("count", "bias"), [(3, True), (3, False), (1, True)], ids=["bias", "no bias", "one filter"]
+)
+def test_a_convolution_of_few_filters_is_filled_up(count, bias):
+    few = {name: WEIGHTS[name][:count] for name in ("w", "sw", "zw", "b")}
+    names = "xq sx zx w sw zw sy zy" + (" b" if bias else "")
+    few["b"] = np.array([100, -2000, 30], np.int32)[:count]
+    nodes = [X[0], node("QLinearConv", names, "q"), node("DequantizeLinear", "q sy zy", "y")]
+    weights = {name: few.get(name, WEIGHTS.get(name)) for name in names.split()[1:]}
+    model = infer_shapes(make_model(nodes, {"x": (1, 6, 9, 8)}, {"y": (1, count, 7, 6)}, weights))
+    after = apply(ChannelsLast(), model)
+    assert operators(after).count("Slice") == 1
+    x = {"x": random(1, 6, 9, 8)}
+    (wanted,) = run_reference(model, x).values()
+    (moved,) = run_reference(ir.to_proto(after), x).values()
+    np.testing.assert_array_equal(moved, wanted)
+    built = build(source_of(model), make_options())[0]
+    np.testing.assert_array_equal(load_built(built)(**x)["y"], wanted)
+
+
+def test_each_reader_gets_floats_of_its_own():
+    nodes = [*X, node("Relu", "xf", "r"), node("Mul", "xf xf", "k"), node("Add", "r k", "y")]
+    model = model_of(nodes, result=(1, 6, 8, 8))
+    after = apply(SplitDequantized(), model)
+    assert operators(after).count("DequantizeLinear") == 2
+    x = {"x": random(1, 6, 8, 8)}
+    (wanted,), (got,) = (list(run_reference(m, x).values()) for m in (model, ir.to_proto(after)))
+    np.testing.assert_array_equal(got, wanted)
+    assert not SplitDequantized()(after).modified
 
 
 def network() -> onnx.ModelProto:
