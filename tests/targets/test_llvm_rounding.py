@@ -31,3 +31,42 @@ def test_rounding_below_an_activation():
     built["main"](tvm.runtime.tensor(x), y)
     whole = np.rint(x)
     np.testing.assert_allclose(y.numpy(), whole / (1 + np.exp(-whole)), rtol=1e-6, atol=1e-7)
+
+
+def around_ties(scale: np.float32) -> np.ndarray:
+    """Numbers whose quotients by a scale are next to the middle between integers, and others."""
+    middles = (np.arange(-600, 600) + 0.5).astype(np.float32) * scale
+    drawn = np.random.default_rng(1).standard_normal(5000).astype(np.float32) * scale * 100
+    limits = np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-45, -1e-42, 0.0, -0.0], np.float32)
+    below, above = (np.nextafter(middles, np.float32(end)) for end in (-np.inf, np.inf))
+    return np.concatenate([middles, below, above, drawn, limits])
+
+
+@pytest.mark.parametrize("scale", [0.0163665451, 1 / 3, 0.9999999, 1.0000001, 2.0, 1e-12, 7e5])
+@pytest.mark.parametrize(("zero", "kind"), [(0, "uint8"), (132, "uint8"), (-3, "int8")])
+def test_quotients_by_a_constant(scale, zero, kind):
+    """What is rounded is what a division gives, to the last bit, and nothing is divided."""
+    cpu, step = parse_cpu(""), np.float32(scale)
+    x = around_ties(step)
+    data = te.placeholder(x.shape, "float32", "data")
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+
+    def element(i):
+        rounded = tirx.nearbyint(data(i) / tirx.const(float(step), "float32"))
+        moved = rounded + tirx.const(float(zero), "float32") if zero else rounded
+        bounds = (tirx.const(float(bound), "float32") for bound in (low, high))
+        return tirx.min(tirx.max(moved, next(bounds)), next(bounds)).astype("int32").astype(kind)
+
+    result = te.compute(x.shape, element, name="result")
+    function = schedule_function(te.create_prim_func([data, result]), cpu)
+    built = tvm.compile(
+        tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), target=cpu.target
+    )
+    if cpu.architecture == "x86_64":
+        assert "vdivps" not in str(built.mod.inspect_source("asm"))
+    y = tvm.runtime.tensor(np.zeros(x.shape, kind))
+    built["main"](tvm.runtime.tensor(x), y)
+    with np.errstate(over="ignore"):
+        moved = np.rint(x / step) + np.float32(zero)
+    expected = np.where(np.isnan(moved), low, np.clip(moved, low, high)).astype(kind)
+    np.testing.assert_array_equal(y.numpy(), expected)

@@ -16,6 +16,7 @@ from hybridc.targets.llvm.schedules.attention import schedule_attention
 from hybridc.targets.llvm.schedules.blocked_convolution import schedule_blocked_convolution
 from hybridc.targets.llvm.schedules.blocked_pooling import schedule_blocked_pooling
 from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_spatial
+from hybridc.targets.llvm.schedules.constant_division import divide_by_constants
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
 from hybridc.targets.llvm.schedules.extrema import with_finite_starts, with_infinite_starts
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
@@ -58,8 +59,13 @@ def schedule_function(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
     for rule in _RULES:
         scheduled = apply_rule(rule, function, cpu)
         if scheduled is not None:
-            return expand_math(scheduled)
-    return expand_math(function)
+            return _written_out(scheduled, cpu)
+    return _written_out(function, cpu)
+
+
+def _written_out(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
+    """The function with arithmetic in place of what has no vector instruction, or a slow one."""
+    return expand_math(divide_by_constants(function, cpu))
 
 
 def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc | None:
