@@ -16,7 +16,6 @@ from hybridc.targets.llvm.schedules.attention import schedule_attention
 from hybridc.targets.llvm.schedules.blocked_convolution import schedule_blocked_convolution
 from hybridc.targets.llvm.schedules.blocked_pooling import schedule_blocked_pooling
 from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_spatial
-from hybridc.targets.llvm.schedules.constant_division import divide_by_constants
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
 from hybridc.targets.llvm.schedules.extrema import with_finite_starts, with_infinite_starts
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
@@ -30,6 +29,7 @@ from hybridc.targets.llvm.schedules.reduction import (
     schedule_chain,
     schedule_reduction,
 )
+from hybridc.targets.llvm.schedules.rounding import round_shortly
 from hybridc.targets.llvm.schedules.tails import move_tails
 from hybridc.targets.llvm.schedules.variants import with_alternative
 from hybridc.targets.llvm.schedules.vector_math import expand_math
@@ -65,7 +65,7 @@ def schedule_function(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
 
 def _written_out(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
     """The function with arithmetic in place of what has no vector instruction, or a slow one."""
-    return expand_math(divide_by_constants(function, cpu))
+    return expand_math(round_shortly(function, cpu))
 
 
 def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc | None:

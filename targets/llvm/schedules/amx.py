@@ -20,6 +20,7 @@ by whatever element-wise work was fused behind them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,8 +50,11 @@ ROWS = 16
 WORD = 4
 """Channels that are side by side in a row of weights."""
 
-CHUNK = 16
-"""Blocks of one panel that are one task, at most."""
+CHUNK = 32
+"""Pairs of a block and a panel that are one task, at most."""
+
+CACHE_BYTES = 1024 * 1024
+"""What of the second-level cache the weights may fill."""
 
 LOAD_CYCLES = 8
 """Cycles in which a register is loaded from the first-level cache."""
@@ -311,25 +315,35 @@ class _Emitter:
         return walk_of(self.geometry, int(self.data.shape[-2]))
 
     def nest(self) -> Any:
-        """Tasks of a panel and a chunk of blocks each; blocks inside."""
-        g = self.geometry
-        blocks = self.walk.runs * self.walk.blocks
-        chunks = -(-blocks // CHUNK)
-        total = g.panels * chunks
+        """Tasks of some pairs of a block and a panel each."""
+        g, blocks = self.geometry, self.walk.runs * self.walk.blocks
+        pairs = blocks * g.panels
+        tasks = -(-pairs // CHUNK)
+        if tasks == 1:
+            return self._task(0, pairs)
 
         def task(index: Any) -> Any:
-            panel, part = tirx.floordiv(index, int64(chunks)), tirx.floormod(index, int64(chunks))
-            return self._task(panel, part, blocks)
+            first = index * CHUNK
+            return self._task(first, tirx.min(int64(CHUNK), int64(pairs) - first))
 
-        if total == 1:
-            return task(int64(0))
         variable = tirx.Var("task", "int64")
         work = g.pixels * g.filters * g.kernel_rows * self.span.taps * len(self.span.starts)
         kind = tirx.ForKind.PARALLEL if work >= PARALLEL_WORK else tirx.ForKind.SERIAL
-        return tirx.For(variable, int64(0), int64(total), kind, task(variable))
+        return tirx.For(variable, int64(0), int64(tasks), kind, task(variable))
 
-    def _task(self, panel: Any, part: Any, blocks: int) -> Any:
-        """Some blocks, with the registers given their shapes before and taken back after."""
+    def _pair(self, index: Any) -> tuple[Any, Any]:
+        """Panel and block of a pair.
+
+        All panels of a block come one after the other, so that whole cache lines are written,
+        unless the weights are more than the cache keeps until the next block.
+        """
+        panels, blocks = int64(self.geometry.panels), int64(self.walk.runs * self.walk.blocks)
+        if math.prod(map(int, self.weight.shape)) <= CACHE_BYTES:
+            return tirx.floormod(index, panels), tirx.floordiv(index, panels)
+        return tirx.floordiv(index, blocks), tirx.floormod(index, blocks)
+
+    def _task(self, first: Any, count: Any) -> Any:
+        """Some pairs, with the registers given their shapes before and taken back after."""
         walk, g = self.walk, self.geometry
         shapes = tirx.decl_buffer((8,), "uint64", "shapes")
         sums = {
@@ -337,19 +351,16 @@ class _Emitter:
             for tile in range(walk.tiles)
             for vector in range(g.vectors)
         }
-        first = part * CHUNK
-        count = min(CHUNK, blocks)
-        extent: Any = count if blocks % count == 0 else tirx.min(count, int64(blocks) - first)
 
-        def block(index: Any) -> Any:
-            return self._block(panel, first + index, sums)
+        def pair(index: Any) -> Any:
+            return self._block(*self._pair(first + index), sums)
 
         return sequence(
             [
                 *(tirx.AllocBuffer(buffer) for buffer in (shapes, *sums.values())),
                 *self._shapes(shapes),
                 _intrinsic("ldtilecfg", _address(shapes, int64(0))),
-                serial_loop(extent, block, "block"),
+                serial_loop(count, pair, "pair"),
                 _intrinsic("tilerelease"),
             ]
         )
