@@ -1,7 +1,8 @@
 """Where a bundle's files lie: a folder, or one ``.hyb`` file that is read in place.
 
-A ``.hyb`` is a zip archive with nothing compressed and every file's bytes on a 64-byte boundary,
-so that the weights can be mapped into memory without being unpacked.
+A ``.hyb`` is a zip archive in which tensors are stored as they are, on a 64-byte boundary, so that
+they can be mapped into memory without being unpacked. What is copied in any case, code above all,
+is deflated where that saves something.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import mmap
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,13 @@ from hybridc.bundle.tensors import ALIGNMENT
 from hybridc.errors import BundleError, UsageError
 
 SUFFIX = ".hyb"
+
+MAPPED = ".safetensors"
+"""Suffix of files that are never compressed, since they are read in place."""
+
+MOST_INFLATED = 64
+"""A file may be this many times as large as it is in the archive: more would be an attack."""
+
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LOCAL_HEADER_BYTES = 30
 _ZIP64_EXTRA_BYTES = 20
@@ -67,18 +76,35 @@ class FolderStorage:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a file is inside an archive.
+
+    Attributes:
+        offset: Of its first byte in the archive.
+        stored: Bytes that it takes there.
+        size: Its own bytes.
+        deflated: Whether they are compressed.
+    """
+
+    offset: int
+    stored: int
+    size: int
+    deflated: bool
+
+
+@dataclass(frozen=True)
 class ArchiveStorage:
     """A bundle that is one ``.hyb`` file.
 
     Attributes:
         path: The file.
         data: Its mapped bytes.
-        places: Offset and length of each file inside.
+        places: Where each file inside is.
     """
 
     path: Path
     data: memoryview
-    places: dict[str, tuple[int, int]]
+    places: dict[str, Place]
 
     @property
     def where(self) -> str:
@@ -90,11 +116,26 @@ class ArchiveStorage:
         return sorted(self.places)
 
     def map(self, name: str) -> memoryview:
-        """A file's bytes, mapped privately."""
+        """A file's bytes, mapped privately, or inflated if they are compressed."""
         if name not in self.places:
             raise BundleError(f"{self.where}: {name} is missing")
-        offset, size = self.places[name]
-        return self.data[offset : offset + size]
+        place = self.places[name]
+        data = self.data[place.offset : place.offset + place.stored]
+        if not place.deflated:
+            return data
+        try:
+            return memoryview(_inflated(data, place.size))
+        except zlib.error as error:
+            raise BundleError(f"{self.where}: {name} is damaged: {error}") from error
+
+
+def _inflated(data: memoryview, size: int) -> bytes:
+    """Decompress a file of a known size; never more than that."""
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    content = stream.decompress(data, size + 1)
+    if len(content) != size or not stream.eof or stream.unused_data:
+        raise zlib.error("its size is not the one that the archive gives")
+    return content
 
 
 def open_storage(path: str | os.PathLike[str]) -> Storage:
@@ -126,15 +167,20 @@ def _map_file(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
 
 
-def _place(data: memoryview, info: zipfile.ZipInfo) -> tuple[str, tuple[int, int]]:
-    if info.compress_type != zipfile.ZIP_STORED:
+def _place(data: memoryview, info: zipfile.ZipInfo) -> tuple[str, Place]:
+    deflated = info.compress_type == zipfile.ZIP_DEFLATED
+    if info.compress_type != zipfile.ZIP_STORED and not deflated:
+        raise zipfile.BadZipFile(f"{info.filename} is compressed in an unknown way")
+    if deflated and info.filename.endswith(MAPPED):
         raise zipfile.BadZipFile(f"{info.filename} is compressed")
+    if info.file_size > info.compress_size * (MOST_INFLATED if deflated else 1):
+        raise zipfile.BadZipFile(f"{info.filename} is too large for what is stored of it")
     start = info.header_offset
     name_bytes, extra_bytes = struct.unpack_from("<HH", data, start + 26)
     offset = start + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
-    if offset + info.file_size > len(data):
+    if offset + info.compress_size > len(data):
         raise zipfile.BadZipFile(f"{info.filename} is cut off")
-    return info.filename, (offset, info.file_size)
+    return info.filename, Place(offset, info.compress_size, info.file_size, deflated)
 
 
 def checked_name(name: str) -> str:
@@ -156,8 +202,20 @@ def write_archive(folder: Path, destination: Path) -> None:
             info.external_attr = 0o644 << 16
             info.create_system = 3
             info.extra = _padding(archive.start_dir, name, large)
+            content = storage.map(name)
+            if not large and _pays(name, content):
+                info.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(info, "w", force_zip64=large) as target:
-                target.write(storage.map(name))
+                target.write(content)
+
+
+def _pays(name: str, content: memoryview) -> bool:
+    """Whether a file may be compressed and becomes smaller, but not suspiciously small."""
+    if name.endswith(MAPPED):
+        return False
+    stream = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION, zlib.DEFLATED, -zlib.MAX_WBITS)
+    size = len(stream.compress(content)) + len(stream.flush())
+    return size < len(content) <= size * MOST_INFLATED
 
 
 def _padding(offset: int, name: str, large: bool) -> bytes:

@@ -126,7 +126,7 @@ def test_tensors_of_a_bundle_are_aligned_in_memory(form, request):
 
 def test_files_of_an_archive_are_aligned(archive):
     places = open_storage(archive).places
-    assert all(offset % ALIGNMENT == 0 for offset, _ in places.values())
+    assert all(place.offset % ALIGNMENT == 0 for place in places.values())
 
 
 def test_the_safetensors_library_reads_a_bundles_weights(bundle):
