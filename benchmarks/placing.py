@@ -89,13 +89,15 @@ def find_cases(names: Iterable[str], batch: int = 1) -> list[Case]:
     return found
 
 
-def calibrate(cases: Sequence[Case], targets: Sequence[str], seconds: float, file: Path) -> None:
+def calibrate(
+    cases: Sequence[Case], targets: Sequence[str], seconds: float, clock: str, file: Path
+) -> None:
     """Measure the groups of all models on some devices of this machine, into a machine's file."""
     requests = [ModelRequest(case.path, parse_shapes(case.shapes)) for case in cases]
     with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
         bundle = Path(folder) / "calibration"
         build_calibration(bundle, parse_targets(targets), requests)
-        file.write_text(to_json(run_calibration(bundle, seconds)))
+        file.write_text(to_json(run_calibration(bundle, seconds, clock=CLOCKS[clock])))
 
 
 def without(file: Path, signatures: set[str], output: Path) -> None:
@@ -224,7 +226,12 @@ class Budget:
 
 
 def collect(
-    cases: Sequence[Case], targets: Sequence[str], seconds: float, file: Path, budget: Budget
+    cases: Sequence[Case],
+    targets: Sequence[str],
+    seconds: float,
+    clock: str,
+    file: Path,
+    budget: Budget,
 ) -> list[Case]:
     """Measure the groups of cases, one case after the other, into one machine's file.
 
@@ -243,7 +250,7 @@ def collect(
                 continue
             print(f"measuring {case.key}, {number + 1} of {len(cases)}", file=sys.stderr)
             own = file.with_suffix(".case.json")
-            calibrate([case], targets, seconds, own)
+            calibrate([case], targets, seconds, clock, own)
             known = merge(known, json.loads(own.read_text()), case.key)
             own.unlink()
             file.write_text(json.dumps(known))
@@ -328,6 +335,8 @@ def prepare(parsed: argparse.Namespace, batches: Sequence[int]) -> Iterator[Benc
     with tempfile.TemporaryDirectory(prefix="hybridc-") as name:
         costs = parsed.costs or Path(name) / "costs.json"
         cases = [c for b in parsed.batch or batches for c in find_cases(parsed.model or NAMES, b)]
-        measured = collect(cases, targets, parsed.kernel_seconds, costs, budget.share(2))
+        measured = collect(
+            cases, targets, parsed.kernel_seconds, parsed.clock, costs, budget.share(2)
+        )
         how = (parsed.seconds, parsed.clock, parsed.output)
         yield Bench(measured, targets, costs, Path(name) / "cache", budget, *how)

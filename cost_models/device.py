@@ -57,6 +57,8 @@ class DeviceProfile:
         handoff_seconds: Time until it begins with a tensor of another device in the same memory.
         handoff_seconds_per_byte: What each byte of that tensor adds; where it is not known, the
             tensor comes from the memory behind all caches.
+        run_seconds: What a run takes beside its parts and copies: inputs are checked, the first
+            part begins, outputs are handed out.
         in_host_memory: Whether it computes in the host's memory.
         to_host: Its link to the host's memory; only for memory of its own.
         from_host: The link back.
@@ -78,6 +80,7 @@ class DeviceProfile:
     synchronize_seconds: float = 0.0
     handoff_seconds: float = HANDOFF_SECONDS
     handoff_seconds_per_byte: float | None = None
+    run_seconds: float = 0.0
     in_host_memory: bool = True
     to_host: Route | None = None
     from_host: Route | None = None
@@ -169,7 +172,7 @@ def check_profile(profile: DeviceProfile) -> None:
         raise ValueError("a peak, size, bandwidth or efficiency is not above zero")
     prices = [profile.joules_per_operation, profile.joules_per_byte, profile.watts]
     amounts = [profile.launch_seconds, profile.synchronize_seconds, profile.handoff_seconds]
-    amounts += [profile.handoff_per_byte]
+    amounts += [profile.handoff_per_byte, profile.run_seconds]
     prices += [profile.dollars_per_hour, profile.dollars_per_request]
     amounts += [price or 0.0 for price in prices]
     amounts += [r.latency_seconds for r in routes]

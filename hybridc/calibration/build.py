@@ -2,7 +2,7 @@
 
 Each group is built as a part of its own by every target that can compile it, in the way in which a
 compile builds parts. :mod:`hybridc.calibration.kernel` says what is done to time it as it would run
-in the middle of a part.
+in the middle of a part. What a target can compile of a model in one piece is built as a whole, too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from hybridc.calibration.record import (
     GROUP,
     LAUNCH,
     SCHEMA,
+    WHOLE,
     Calibration,
     Code,
     Kernel,
@@ -77,19 +78,28 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A group that may be built.
+    """A group, or a whole, that may be built.
 
     Attributes:
         section: Its nodes with their border.
         purpose: What it is for, see :mod:`hybridc.calibration.record`.
         work: What it does.
         footprint: Bytes of all weights of the model that it is from.
+        groups: Signatures of the groups in a whole.
+        only: The device whose target it is for; ``None`` for all.
     """
 
     section: Section
     purpose: str
     work: GroupWork
     footprint: int = 0
+    groups: tuple[str, ...] = ()
+    only: Device | None = None
+
+    @property
+    def key(self) -> tuple[str, Device | None]:
+        """What is built once."""
+        return self.work.signature, self.only
 
 
 @dataclass
@@ -137,11 +147,13 @@ def build_calibration(
     for request in models:
         progress(f"reading {request.path}")
         candidates += _model_candidates(request, devices)
-    candidates = list({one.work.signature: one for one in reversed(candidates)}.values())[::-1]
+    candidates = list({one.key: one for one in reversed(candidates)}.values())[::-1]
     collected = _Collected()
     for index, code in enumerate(codes):
         device = Device(code.devices[0], code.kind, code.specification)
         for number, candidate in enumerate(candidates):
+            if candidate.only not in (None, device):
+                continue
             progress(f"{code.kind}: kernel {number + 1} of {len(candidates)}")
             _build(collected, candidate, device, index, f"k{number}")
     _write(output, devices, codes, collected)
@@ -183,17 +195,29 @@ def _model_candidates(request: ModelRequest, devices: Sequence[Device]) -> list[
         )
     model, _ = run_passes(source.model, default_table().lowers, isolate=True)
     refused: set[ir.Node] = set()
+    parts: list[Part] = []
     for device in devices:
         placed = place_and_lower(model.graph, Request((device,)), True, ranges)
         refused |= set(placed.refusals)
+        parts += [part for part in placed.plan.parts if part.device == device]
     groups = make_groups(list(model.graph), refused)
     found = [_candidate(model.graph, group, GROUP) for group in groups]
     footprint = sum(one.work.weight_bytes for one in found)
-    return [
+    measurable = [
         dataclasses.replace(one, footprint=footprint)
         for one in found
         if one.work.is_known and not one.work.is_view
     ]
+    wholes = (_whole(part, measurable, model.graph.opset_imports) for part in parts)
+    return [*measurable, *(one for one in wholes if len(one.groups) > 1)]
+
+
+def _whole(part: Part, groups: Sequence[Candidate], opsets: Mapping[str, int]) -> Candidate:
+    """A part of a model with the groups in it, of those that are measured."""
+    nodes = set(part.nodes)
+    inside = tuple(one.work.signature for one in groups if one.section.nodes[0] in nodes)
+    section, work = part.section(opsets, {}), describe_group(part.nodes)
+    return Candidate(section, WHOLE, work, groups=inside, only=part.device)
 
 
 def _candidate(graph: ir.Graph, group: Group, purpose: str) -> Candidate:
@@ -275,7 +299,14 @@ def _add(
         dataclasses.replace(part_spec(built), inputs=tuple(ends[0]), outputs=tuple(ends[1]))
     )
     collected.kernels.append(
-        Kernel(part.name, code, candidate.purpose, candidate.work, candidate.footprint)
+        Kernel(
+            part.name,
+            code,
+            candidate.purpose,
+            candidate.work,
+            candidate.footprint,
+            candidate.groups,
+        )
     )
     collected.inputs.update({key: _spec(key, value) for key, value in ends[0].items()})
     collected.outputs.update({key: _spec(key, value) for key, value in ends[1].items()})

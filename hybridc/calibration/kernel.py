@@ -22,6 +22,7 @@ import numpy as np
 import tvm_ffi
 
 from hybridc.bundle.manifest import Manifest, PartSpec
+from hybridc.calibration.timing import Clock
 from hybridc.runtime.arrays import make_inputs
 from hybridc.runtime.parts import CompiledPart, LoadedPart
 from hybridc.runtime.tensors import HOST, Place, move, synchronize, to_tensor
@@ -75,11 +76,11 @@ class ReadyKernel:
         self._turn = (self._turn + 1) % len(self.trailing)
         self._function(*self.inputs, *self.trailing[self._turn])
 
-    def layout_seconds(self) -> float:
+    def layout_seconds(self, clock: Clock = time.perf_counter) -> float:
         """Median time of the kernels at its borders that only change a layout; 0 if it has none."""
         if not isinstance(self.part, CompiledPart) or self.place != HOST:
             return 0.0
-        machine, watch = self.part.machine(), _LayoutWatch()
+        machine, watch = self.part.machine(), _LayoutWatch(clock)
         machine["set_instrument"](tvm_ffi.convert(watch.step))
         samples = []
         for turn in range(_LAYOUT_RUNS):
@@ -124,6 +125,7 @@ def _copies(weights: Sequence[Any], footprint: int) -> list[Any]:
 class _LayoutWatch:
     """Adds up the time of kernels that change a layout; a virtual machine tells of each."""
 
+    clock: Clock
     seconds: float = 0.0
     _begins: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -132,7 +134,7 @@ class _LayoutWatch:
         if _LAYOUT_WORDS.isdisjoint(name.split("_")):
             return 0
         if is_before:
-            self._begins[name].append(time.perf_counter())
+            self._begins[name].append(self.clock())
         else:
-            self.seconds += time.perf_counter() - self._begins[name].pop()
+            self.seconds += self.clock() - self._begins[name].pop()
         return 0

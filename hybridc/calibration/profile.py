@@ -44,6 +44,7 @@ class Kernels:
         launch: A kernel that computes next to nothing; ``None`` if it did not run.
         own: Kernels with their times, less that of a call.
         synchronizing: Waiting for the device; ``None`` for one that needs no waiting.
+        run: What a run takes beside its parts and copies.
     """
 
     handoff: Timing | None
@@ -51,6 +52,7 @@ class Kernels:
     launch: Timing | None
     own: Sequence[tuple[Kernel, Timing]]
     synchronizing: Timing | None
+    run: Timing
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def make_profile(
         figures.append(_figure("handoff_seconds_per_byte", per_byte))
     if kernels.synchronizing is not None:
         figures.append(_figure("synchronize_seconds", kernels.synchronizing))
+    figures.append(_figure("run_seconds", kernels.run))
     profile = DeviceProfile(
         name=device_name(spec, cores),
         source=CALIBRATED,
@@ -92,6 +95,7 @@ def make_profile(
         synchronize_seconds=kernels.synchronizing.seconds if kernels.synchronizing else 0.0,
         handoff_seconds=kernels.handoff.seconds if kernels.handoff else HANDOFF_SECONDS,
         handoff_seconds_per_byte=per_byte.seconds if per_byte else None,
+        run_seconds=kernels.run.seconds,
         in_host_memory=copies is None,
     )
     if copies is None:

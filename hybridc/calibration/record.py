@@ -19,12 +19,13 @@ from hybridc.errors import BundleError, UsageError
 CALIBRATION = "calibration.json"
 """Name of this description in a bundle."""
 
-SCHEMA = "1.1"
+SCHEMA = "1.2"
 
 CALL = "call"
 LAUNCH = "launch"
 BANDWIDTH = "bandwidth"
 GROUP = "group"
+WHOLE = "whole"
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,11 @@ class Kernel:
         part: Name of the part.
         code: Index of its target.
         purpose: ``call`` (nothing is computed), ``launch`` (a chain of kernels that compute next to
-            nothing), ``bandwidth`` (an element-wise kernel, for the memory's levels) or ``group``.
+            nothing), ``bandwidth`` (an element-wise kernel, for the memory's levels), ``group``, or
+            ``whole`` (all of a model that can run there in one piece).
         work: What it does.
         footprint: Bytes of weights that its model reads between two runs of it.
+        groups: Signatures of the groups in a whole, as often as they occur; views are left out.
     """
 
     part: str
@@ -60,6 +63,7 @@ class Kernel:
     purpose: str
     work: GroupWork
     footprint: int = 0
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

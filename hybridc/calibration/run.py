@@ -3,6 +3,7 @@
     call      a part that computes nothing: what every call of a part takes
     launch    one of a chain of kernels that compute next to nothing, less a call
     kernel    a group, less a call and changes of layout at its borders, and no less than a launch
+    whole     all of a model that runs in one piece: what its groups take more or less there
     copy      tensors of several sizes to a device's memory and back: latency and bandwidth
     handoff   from one CPU device to another: a call, the way to the other's thread, and what the
               tensor's bytes cost: changes of layout, and to be read from the other's caches
@@ -13,10 +14,11 @@ A CPU under several names is measured on each name's own cores, as the loader wo
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,12 +34,14 @@ from hybridc.calibration.record import (
     CALL,
     GROUP,
     LAUNCH,
+    WHOLE,
     Calibration,
     Code,
     Kernel,
     from_json,
 )
-from hybridc.calibration.timing import Timing, measure
+from hybridc.calibration.timing import Clock, Timing, measure
+from hybridc.calibration.wholes import correct
 from hybridc.cost_models.measured import Code as MeasuredCode
 from hybridc.cost_models.measured import Measurement
 from hybridc.errors import BundleError, UsageError
@@ -57,6 +61,9 @@ _COPIES = (2**12, 2**16, 2**20, 2**24, 2**26)
 """Bytes of the copies that are timed."""
 
 
+_Found = TypeVar("_Found")
+
+
 @dataclass(frozen=True)
 class _Session:
     """A calibration bundle, opened, and how to measure it."""
@@ -66,6 +73,11 @@ class _Session:
     weights: Mapping[str, Any]
     limit: float
     progress: Progress
+    clock: Clock
+
+    def measure(self, run: Callable[[int], None]) -> Timing:
+        """Time one of many runs."""
+        return measure(run, self.limit, self.clock)
 
     @property
     def manifest(self) -> Manifest:
@@ -78,7 +90,10 @@ class _Session:
 
 
 def run_calibration(
-    path: Any, limit: float = DEFAULT_SECONDS, progress: Progress = lambda _line: None
+    path: Any,
+    limit: float = DEFAULT_SECONDS,
+    progress: Progress = lambda _line: None,
+    clock: Clock = time.perf_counter,
 ) -> Machine:
     """Measure all devices of a calibration bundle that this machine has.
 
@@ -86,16 +101,18 @@ def run_calibration(
         path: The bundle.
         limit: Seconds for each kernel.
         progress: Called with a line before each kernel.
+        clock: Seconds that count: those that pass, or those that the process computes. The latter
+            are the same on a machine that others use too, for CPU devices of one core each.
 
     Raises:
         UsageError: It is no calibration bundle, or this machine has none of its devices.
         BundleError: It is damaged.
     """
-    session = _open(path, limit, progress)
+    session = _open(path, limit, progress, clock)
     notes: list[str] = []
     devices: dict[str, MachineDevice] = {}
     shares = cores_of(session.manifest.devices, available_cores())
-    passing = None
+    passing: Passing | None = None
     for code in session.calibration.codes:
         for name in code.devices:
             spec = session.manifest.device(name)
@@ -104,20 +121,22 @@ def run_calibration(
                 notes.append(f"{name}: {reason}")
                 continue
             _prepare(session, spec)
-            if len(shares) > 1 and passing is None:
-                passing = measure_passing(shares, limit)
+            if passing is None:
+                passing = _alone(measure_passing, session.manifest, shares, limit, clock)
             cores = shares.get(name, available_cores())
-            with ThreadPoolExecutor(1) as thread:  # a thread of its own, whose cores may be set
-                measured = thread.submit(
-                    _measure_device, session, spec, code, cores, passing, notes
-                )
-                devices[name] = measured.result()
+            devices[name] = _alone(_measure_device, session, spec, code, cores, passing, notes)
     if not devices:
         raise UsageError(f"this machine has none of the bundle's devices: {'; '.join(notes)}")
     return Machine(SCHEMA, hybridc.__version__, devices, tuple(notes))
 
 
-def _open(path: Any, limit: float, progress: Progress) -> _Session:
+def _alone(measuring: Callable[..., _Found], *arguments: Any) -> _Found:
+    """Measure in a thread of its own, whose cores may be set."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(measuring, *arguments).result()
+
+
+def _open(path: Any, limit: float, progress: Progress, clock: Clock) -> _Session:
     bundle = open_bundle(path)
     if CALIBRATION not in {file.path for file in bundle.manifest.files}:
         raise UsageError(f"{path} is no calibration bundle; make one with hybridc calibrate build")
@@ -127,7 +146,7 @@ def _open(path: Any, limit: float, progress: Progress) -> _Session:
         raise BundleError(f"{path}: {CALIBRATION} names parts that the bundle does not have")
     arrays = bundle.tensors(bundle.manifest.weights)
     weights = {name: to_tensor(array) for name, array in arrays.items()}
-    return _Session(bundle, calibration, weights, limit, progress)
+    return _Session(bundle, calibration, weights, limit, progress, clock)
 
 
 def _prepare(session: _Session, spec: DeviceSpec) -> None:
@@ -142,7 +161,7 @@ def _measure_device(
     spec: DeviceSpec,
     code: Code,
     cores: Cores,
-    passing: Passing | None,
+    passing: Passing,
     notes: list[str],
 ) -> MachineDevice:
     if spec.architecture:
@@ -157,17 +176,30 @@ def _measure_device(
         try:
             loaded = _load(session, kernel, len(cores))
             place = loaded.place
-            time = measure(loaded.run, session.limit)
-            timed.append(_Timed(kernel, time, loaded.layout_seconds()))
+            runner = loaded.run_and_wait if kernel.purpose == WHOLE else loaded.run
+            time = session.measure(runner)
+            timed.append(_Timed(kernel, time, loaded.layout_seconds(session.clock)))
             if kernel.purpose == LAUNCH and place != HOST:
-                waiting = measure(loaded.run_and_wait, session.limit).without(time.seconds)
+                waiting = session.measure(loaded.run_and_wait).without(time.seconds)
         except Exception as error:  # a kernel that does not run is left out, not the rest
             notes.append(f"{spec.name}: {kernel.part}: {_first_line(error)}")
-    copies = _copies(place, session.limit) if place != HOST else None
+    copies = _copies(place, session) if place != HOST else None
     kernels = _without_calls(timed, waiting, passing)
     profile, figures = make_profile(spec, cores, kernels, copies)
-    measurements = _measurements(session, code, kernels)
-    return MachineDevice(code.kind, code.specification, cores, profile, figures, measurements)
+    wholes = [
+        (one.kernel, one.time.without(waiting.seconds))
+        for one in timed
+        if one.kernel.purpose == WHOLE
+    ]
+    placed, ratios = correct(kernels.own, wholes)
+    made_by = MeasuredCode(code.kind, code.specification, session.calibration.versions)
+    measurements = tuple(
+        Measurement(kernel.work, made_by, time.seconds, time.spread, time.runs)
+        for kernel, time in placed
+    )
+    return MachineDevice(
+        code.kind, code.specification, cores, profile, (*figures, *ratios), measurements
+    )
 
 
 @dataclass(frozen=True)
@@ -185,7 +217,7 @@ def _load(session: _Session, kernel: Kernel, threads: int) -> ReadyKernel:
     return ready(session.manifest, spec, part, kernel.footprint)
 
 
-def _without_calls(timed: Sequence[_Timed], waiting: Timing, passing: Passing | None) -> Kernels:
+def _without_calls(timed: Sequence[_Timed], waiting: Timing, passing: Passing) -> Kernels:
     """Times of kernels by themselves, and of what comes with each call."""
     call = next((one.time for one in timed if one.kernel.purpose == CALL), None)
     empty = call.seconds if call else 0.0
@@ -201,16 +233,16 @@ def _without_calls(timed: Sequence[_Timed], waiting: Timing, passing: Passing | 
     own = [
         (one.kernel, one.time.without(empty + one.layout, least))
         for one in timed
-        if one.kernel.purpose not in (CALL, LAUNCH)
+        if one.kernel.purpose not in (CALL, LAUNCH, WHOLE)
     ]
     synchronizing = waiting if waiting.runs else None
-    if call is None or passing is None:
-        return Kernels(call, None, launch, own, synchronizing)
+    if call is None or passing.start is None or passing.per_byte is None:
+        return Kernels(call, None, launch, own, synchronizing, passing.run)
     start = Timing(call.seconds + passing.start.seconds, passing.start.spread, passing.start.runs)
     per_byte = dataclasses.replace(
         passing.per_byte, seconds=passing.per_byte.seconds + 2 * _layout_per_byte(timed)
     )
-    return Kernels(start, per_byte, launch, own, synchronizing)
+    return Kernels(start, per_byte, launch, own, synchronizing, passing.run)
 
 
 def _layout_per_byte(timed: Sequence[_Timed]) -> float:
@@ -220,21 +252,13 @@ def _layout_per_byte(timed: Sequence[_Timed]) -> float:
     return sum(layout for _, layout in works) / count if count else 0.0
 
 
-def _measurements(session: _Session, code: Code, kernels: Kernels) -> tuple[Measurement, ...]:
-    made_by = MeasuredCode(code.kind, code.specification, session.calibration.versions)
-    return tuple(
-        Measurement(kernel.work, made_by, time.seconds, time.spread, time.runs)
-        for kernel, time in kernels.own
-    )
-
-
-def _copies(place: Place, limit: float) -> Copies:
+def _copies(place: Place, session: _Session) -> Copies:
     """Times of copies to a device and back, by size."""
     there, back = {}, {}
     for count in _COPIES:
         host, device = _pair(count, place)
-        there[count] = measure(_copier(host, device, place), limit)
-        back[count] = measure(_copier(device, host, place), limit)
+        there[count] = session.measure(_copier(host, device, place))
+        back[count] = session.measure(_copier(device, host, place))
     return Copies(there, back)
 
 

@@ -15,6 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+Clock = Callable[[], float]
+"""Gives seconds."""
+
 BATCH_SECONDS = 5e-4
 """A sample takes at least so long, so that reading the clock does not count."""
 
@@ -76,7 +79,7 @@ class _Samples:
 def measure(
     run: Callable[[int], None],
     limit: float,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
     taken: Callable[[], int] = cores_taken,
 ) -> Timing:
     """Time one of many runs.
@@ -100,7 +103,7 @@ def measure(
     return Timing(statistics.median(best), _spread(best), batch * len(best))
 
 
-def _batch(run: Callable[[int], None], clock: Callable[[], float]) -> int:
+def _batch(run: Callable[[int], None], clock: Clock) -> int:
     """Runs in a sample."""
     batch = 1
     while True:

@@ -176,7 +176,8 @@ def _figures(
     allowed: Sequence[frozenset[int]],
     places: Sequence[int],
 ) -> dict[str, Figure]:
-    seconds = Figure(_seconds(graph, hardware, allowed), _ways(hardware, places))
+    once = max(hardware.models[name].profile.run_seconds for name in hardware.names)
+    seconds = Figure(_seconds(graph, hardware, allowed), _ways(hardware, places), once)
     figures = {SECONDS: seconds, DOLLARS: _dollars(hardware, places, seconds)}
     joules = _joules(graph, hardware, allowed, places, seconds)
     if joules is not None:

@@ -9,10 +9,10 @@ and its outputs end there.
     tensor on llvm:0 -+                      +--> both read one copy
                       +--> group on cuda:0 --+
 
-The latency of a plan is the sum over its groups and copies: what a run takes whose parts wait for
-each other. The loader's executor runs branches on different devices at the same time, so for plans
-with such branches it is an upper bound. In a pipeline all devices and links work at once on
-different inputs, and the busiest decides.
+The latency of a plan is the sum over its groups and copies, and what any run takes besides: the
+time of a run whose parts wait for each other. The loader's executor runs branches on different
+devices at the same time, so for plans with such branches it is an upper bound. In a pipeline all
+devices and links work at once on different inputs, and the busiest decides.
 """
 
 from __future__ import annotations
@@ -91,10 +91,12 @@ class Figure:
         groups: Price of each group on each device.
         ways: Price of a copy by source device (or ``HOST``) and destination, see
             :meth:`Problem.destination`.
+        once: Price of a run, wherever its groups are.
     """
 
     groups: tuple[tuple[float, ...], ...]
     ways: Mapping[tuple[int, int], Way]
+    once: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def total(problem: Problem, name: str, placement: Sequence[int]) -> float:
     figure = problem.figures[name]
     groups = (figure.groups[group][device] for group, device in enumerate(placement))
     copies = (figure.ways[a, q].price(t.bytes) for t, a, q in problem.copies(placement))
-    return math.fsum(groups) + math.fsum(copies)
+    return math.fsum(groups) + math.fsum(copies) + figure.once
 
 
 def busy(problem: Problem, placement: Sequence[int]) -> dict[str, float]:

@@ -56,21 +56,35 @@ def calibration(tmp_path_factory):
     return folder
 
 
+def nodes_of(record, signatures):
+    """The nodes of groups, by their signatures."""
+    works = {kernel.work.signature: kernel.work for kernel in record.kernels}
+    return [works[signature].nodes for signature in signatures]
+
+
 def test_every_group_is_measured_on_every_device(calibration):
     machine = json.loads((calibration / "machine.json").read_text())
     record = from_json(open_bundle(calibration / "cal.hyb").read(CALIBRATION).tobytes(), "cal")
     assert set(machine["devices"]) == {"llvm:0", "llvm:1"}
     assert machine["notes"] == []
-    wanted = {k.work.signature for k in record.kernels if k.purpose not in ("call", "launch")}
+    (whole,) = (k for k in record.kernels if k.purpose == "whole")
+    computing = [one for one in whole.work.nodes if one.kind != VIEW]
+    assert len(computing) == sum(map(len, nodes_of(record, whole.groups)))
+    wanted = {
+        k.work.signature for k in record.kernels if k.purpose not in ("call", "launch", "whole")
+    }
     for device in machine["devices"].values():
         assert {row["work"]["signature"] for row in device["measurements"]} == wanted
         assert all(row["seconds"] > 0 and row["runs"] >= 5 for row in device["measurements"])
         names = {figure["name"] for figure in device["figures"]}
         assert names >= {"launch_seconds", "peaks.float32", "memory.memory", "handoff_seconds"}
+        assert "run_seconds" in names
         assert all(figure["source"] == MEASURED for figure in device["figures"])
         assert all(0 <= figure["confidence"] <= 1 for figure in device["figures"])
         assert device["profile"]["source"] == CALIBRATED
         assert device["cores"]
+        (ratio,) = (f for f in device["figures"] if f["name"].startswith("in_place."))
+        assert ratio["value"] > 0
     if len(os.sched_getaffinity(0)) > 1:
         first, second = (set(device["cores"]) for device in machine["devices"].values())
         assert not first & second, "each half has cores of its own"

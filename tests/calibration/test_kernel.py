@@ -1,5 +1,7 @@
 """Kernels as they are timed: weights that take turns, changes of layout apart."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hybridc.targets.registry import parse_targets
@@ -68,8 +70,19 @@ def test_copies_of_weights_are_limited(convolution, monkeypatch):
     assert len(ready(*convolution, 2**40).trailing) == 1
 
 
-def test_passing_is_measured_between_two_devices():
+def test_passing_is_measured_between_two_devices(convolution):
     cores = available_cores()
-    found = measure_passing({"llvm:0": cores[:1], "llvm:1": cores[-1:]}, 0.02)
+    shares = {"llvm:0": cores[:1], "llvm:1": cores[-1:]}
+    specs = [dataclasses.replace(convolution[0].devices[0], name=name) for name in shares]
+    manifest = dataclasses.replace(convolution[0], devices=tuple(specs))
+    found = measure_passing(manifest, shares, 0.02)
+    assert found.run.seconds > 0
     assert found.start.seconds > 0
     assert found.per_byte.seconds > 0
+
+
+def test_one_device_passes_nothing_on(convolution):
+    found = measure_passing(convolution[0], {"llvm:0": available_cores()}, 0.02)
+    assert found.run.seconds > 0
+    assert found.start is None
+    assert found.per_byte is None

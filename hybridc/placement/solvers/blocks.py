@@ -44,7 +44,7 @@ def solve_blocks(
         found = IntegerProgram().solve(block, left, own) if left > 0 else None
         placement += found.placement if found else own
         bounds.append(max(found.bound if found else 0.0, simple_bound(block)))
-    return tuple(placement), math.fsum(bounds)
+    return tuple(placement), math.fsum(bounds) + problem.figure.once
 
 
 def _block(problem: Problem, first: int, last: int) -> Problem:

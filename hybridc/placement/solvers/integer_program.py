@@ -132,7 +132,8 @@ class IntegerProgram:
         if found is None or not is_feasible(problem, found):
             raise Infeasible(highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible)
         value = objective(problem, found)
-        bound = min(value, highs.getInfo().mip_dual_bound * model.unit)
+        once = 0.0 if problem.objective == THROUGHPUT else problem.figure.once
+        bound = min(value, highs.getInfo().mip_dual_bound * model.unit + once)
         bound = value if value - bound <= GAP * value else max(bound, 0.0)
         return Solution(found, bound, self.name)
 
@@ -151,8 +152,9 @@ def _build(problem: Problem) -> _Model:
         for variable, price in _terms(model, problem.figure, model.unit):
             program.cost[variable] += price
     for name, most in problem.limits.items():
-        unit = _unit(problem, problem.figures[name])
-        program.row(_terms(model, problem.figures[name], unit), -np.inf, most / unit)
+        figure = problem.figures[name]
+        unit = _unit(problem, figure)
+        program.row(_terms(model, figure, unit), -np.inf, (most - figure.once) / unit)
     for device, most_bytes in problem.memory.items():
         _limit_memory(model, device, most_bytes)
     return model

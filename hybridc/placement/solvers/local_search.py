@@ -95,7 +95,9 @@ def simple_bound(problem: Problem) -> float:
         min(prices.groups[group][d] for d in allowed)
         for group, allowed in enumerate(problem.allowed)
     )
-    return least / len(problem.devices) if problem.objective == THROUGHPUT else least
+    if problem.objective == THROUGHPUT:
+        return least / len(problem.devices)
+    return least + prices.once
 
 
 def _by_pairs(problem: Problem, placement: Placement, deadline: float) -> Placement:

@@ -67,7 +67,8 @@ def make_problem(seed, devices, groups, objective_name="latency", forbid=0.2):
             tuple(p if d in a else math.inf for d, p in enumerate(row))
             for row, a in zip(rows, allowed, strict=True)
         ]
-        figures[name] = Figure(tuple(kept), make_ways(places, source))
+        once = 2.5 * (seed % 3)
+        figures[name] = Figure(tuple(kept), make_ways(places, source), once)
     return Problem(
         devices=tuple(f"d{i}" for i in range(devices)),
         places=places,

@@ -1,0 +1,46 @@
+"""Times of groups as in their model, out of times alone and of the whole."""
+
+import math
+
+import pytest
+from hybridc.cost_models.group_work import GroupWork
+
+from hybridc.calibration.record import GROUP, WHOLE, Kernel
+from hybridc.calibration.timing import Timing
+from hybridc.calibration.wholes import correct
+
+
+def group(name, seconds):
+    return Kernel(name, 0, GROUP, GroupWork((), 0, 0, 0, name)), Timing(seconds, 0.1, 9)
+
+
+def whole(name, seconds, groups):
+    return Kernel(name, 0, WHOLE, GroupWork((), 0, 0, 0, name), 0, groups), Timing(seconds, 0.2, 7)
+
+
+def seconds_of(rows):
+    return {kernel.work.signature: time.seconds for kernel, time in rows}
+
+
+def test_groups_add_up_to_the_whole():
+    """A group that occurs twice counts twice; one of another model stays as it is."""
+    own = [group("a", 1.0), group("b", 2.0), group("other", 5.0)]
+    found, (figure,) = correct(own, [whole("w", 6.0, ("a", "b", "a"))])
+    times = seconds_of(found)
+    assert times == pytest.approx({"a": 1.5, "b": 3.0, "other": 5.0})
+    assert 2 * times["a"] + times["b"] == pytest.approx(6.0)
+    assert (figure.name, figure.value, figure.runs) == ("in_place.w", pytest.approx(1.5), 7)
+    assert figure.confidence == pytest.approx(0.8)
+    assert [(time.spread, time.runs) for _, time in found] == [(0.1, 9)] * 3
+
+
+def test_a_group_of_two_models_is_between_what_they_say():
+    own = [group("a", 1.0), group("b", 2.0)]
+    found, figures = correct(own, [whole("v", 3.0, ("a",)), whole("w", 6.0, ("a", "b"))])
+    assert len(figures) == 2
+    assert seconds_of(found) == pytest.approx({"a": math.sqrt(3 * 2), "b": 4.0})
+
+
+def test_a_whole_with_a_group_that_is_not_known_says_nothing():
+    own = [group("a", 1.0)]
+    assert correct(own, [whole("w", 9.0, ("a", "missing"))]) == (own, ())
