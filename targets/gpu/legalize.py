@@ -19,7 +19,8 @@ comes before everything:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -43,55 +44,72 @@ def _cumsum(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _scan(axis: int, dtype: str, exclusive: bool) -> Callable[[te.Tensor], te.Tensor]:
-    def scan(data: te.Tensor) -> te.Tensor:
-        size = data.shape[axis]
-        zero = tirx.const(0, dtype)
+    return lambda data: _Scan(data, axis, dtype, exclusive).sums()
 
-        def element(index: list[Any], place: Any, keep: Any) -> Any:
-            """An element along the axis where ``keep`` holds, and 0 elsewhere."""
-            where = [*index[:axis], place, *index[axis + 1 :]]
-            inside = tirx.all(keep, place < size)
-            return tirx.if_then_else(inside, data(*where).astype(dtype), zero)
 
-        def replaced(dim: Any) -> list[Any]:
-            return [*data.shape[:axis], dim, *data.shape[axis + 1 :]]
+@dataclass(frozen=True)
+class _Scan:
+    """A running sum of ``data`` along an axis, computed in ``dtype``."""
 
+    data: te.Tensor
+    axis: int
+    dtype: str
+    exclusive: bool
+
+    def sums(self) -> te.Tensor:
+        """``y`` of the formula above."""
+        size = self.data.shape[self.axis]
+        if isinstance(size, tirx.IntImm) and int(size) <= CHUNK:
+            return self._within("scan")
+        before, partial = self._before(), self._within("partial")
+
+        def element(*index: Any) -> Any:
+            chunk = tirx.floordiv(index[self.axis], CHUNK)
+            return before(*self._replaced(index, chunk)) + partial(*index)
+
+        return te.compute(self.data.shape, element, "scan")
+
+    def _within(self, name: str) -> te.Tensor:
+        """Running sums within each chunk."""
         within = te.reduce_axis((0, CHUNK), "within")
 
         def inner(*index: Any) -> Any:
-            place = tirx.floormod(index[axis], CHUNK)
-            keep = within < place if exclusive else within <= place
-            start = tirx.floordiv(index[axis], CHUNK) * CHUNK
-            return te.sum(element([*index], start + within, keep), axis=within)
+            place = tirx.floormod(index[self.axis], CHUNK)
+            keep = within < place if self.exclusive else within <= place
+            start = tirx.floordiv(index[self.axis], CHUNK) * CHUNK
+            return te.sum(self._element(index, start + within, keep), axis=within)
 
-        if isinstance(size, tirx.IntImm) and int(size) <= CHUNK:
-            return te.compute(data.shape, inner, "scan")
-        chunks = tirx.floordiv(size + CHUNK - 1, CHUNK)
+        return te.compute(self.data.shape, inner, name)
+
+    def _before(self) -> te.Tensor:
+        """``before`` of the formula: for each chunk the sum of those in front of it."""
+        axis = self.axis
+        chunks = tirx.floordiv(self.data.shape[axis] + CHUNK - 1, CHUNK)
         step, other = te.reduce_axis((0, CHUNK), "step"), te.reduce_axis((0, chunks), "other")
-        always = tirx.const(True, "bool")
-        totals = te.compute(
-            replaced(chunks),
-            lambda *i: te.sum(element([*i], i[axis] * CHUNK + step, always), axis=step),
-            "totals",
-        )
-        before = te.compute(
-            replaced(chunks),
-            lambda *i: te.sum(
-                tirx.if_then_else(other < i[axis], totals(*i[:axis], other, *i[axis + 1 :]), zero),
-                axis=other,
-            ),
-            "before",
-        )
-        partial = te.compute(data.shape, inner, "partial")
-        return te.compute(
-            data.shape,
-            lambda *i: (
-                before(*i[:axis], tirx.floordiv(i[axis], CHUNK), *i[axis + 1 :]) + partial(*i)
-            ),
-            "scan",
-        )
 
-    return scan
+        def total(*index: Any) -> Any:
+            place = index[axis] * CHUNK + step
+            return te.sum(self._element(index, place, tirx.const(True, "bool")), axis=step)
+
+        shape = self._replaced(self.data.shape, chunks)
+        totals = te.compute(shape, total, "totals")
+
+        def element(*index: Any) -> Any:
+            chunk = totals(*self._replaced(index, other))
+            zero = tirx.const(0, self.dtype)
+            return te.sum(tirx.if_then_else(other < index[axis], chunk, zero), axis=other)
+
+        return te.compute(shape, element, "before")
+
+    def _element(self, index: Sequence[Any], place: Any, keep: Any) -> Any:
+        """An element along the axis where ``keep`` holds, and 0 elsewhere."""
+        inside = tirx.all(keep, place < self.data.shape[self.axis])
+        value = self.data(*self._replaced(index, place)).astype(self.dtype)
+        return tirx.if_then_else(inside, value, tirx.const(0, self.dtype))
+
+    def _replaced(self, sizes: Sequence[Any], item: Any) -> list[Any]:
+        """Sizes or indices with another one for the axis."""
+        return [*sizes[: self.axis], item, *sizes[self.axis + 1 :]]
 
 
 def _topk(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

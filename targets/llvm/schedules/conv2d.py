@@ -157,14 +157,7 @@ def find_convolution(node: SBlock) -> Convolution:
     rank = (len(extents) - 3) // 2
     kept = 2 + rank
     axes = [axis.var for axis in node.iter_vars]
-    value = store.value
-    if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
-        raise Misfit("not a sum of products")
-    so_far, source, weight = value.a, value.b.a, value.b.b
-    if not all(isinstance(load, tvm.ir.TensorLoad) for load in (so_far, source, weight)):
-        raise Misfit("a factor is not a plain load")
-    if not so_far.source.same_as(store.buffer) or not starts_from(node, 0):
-        raise Misfit("not a sum that starts from zero")
+    source, weight = _factors(node, store)
     if [int(dim) for dim in store.buffer.shape] != extents[:kept]:
         raise Misfit("the output is larger than what is computed")
     if not same_variables(store.indices, axes[:kept]) or not same_variables(
@@ -191,6 +184,19 @@ def find_convolution(node: SBlock) -> Convolution:
     )
     _check_channels(found, source.indices, axes, node)
     return found
+
+
+def _factors(node: SBlock, store: Any) -> tuple[Any, Any]:
+    """What a sum of products multiplies."""
+    value = store.value
+    if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
+        raise Misfit("not a sum of products")
+    so_far, source, weight = value.a, value.b.a, value.b.b
+    if not all(isinstance(load, tvm.ir.TensorLoad) for load in (so_far, source, weight)):
+        raise Misfit("a factor is not a plain load")
+    if not so_far.source.same_as(store.buffer) or not starts_from(node, 0):
+        raise Misfit("not a sum that starts from zero")
+    return source, weight
 
 
 def _check_axes(node: SBlock) -> tuple[Any, list[int]]:
