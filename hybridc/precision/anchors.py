@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import onnx
+import onnx_ir as ir
 
-from hybridc.precision.qdq import ANCHORS
+from hybridc.precision.qdq import ANCHORS, last_of_chain
 
 IMAGES = (
     "Add", "AveragePool", "Concat", "DepthToSpace", "GlobalAveragePool", "MaxPool", "Resize"
@@ -61,11 +62,12 @@ def taking_part(model: onnx.ModelProto, anchors: Collection[str]) -> set[str]:
 def tensors_of(model: onnx.ModelProto, nodes: Collection[str]) -> list[str]:
     """The tensors whose ranges are needed to quantize nodes."""
     constants = {tensor.name for tensor in model.graph.initializer}
+    ends = {node.name: last_of_chain(node).outputs[0].name for node in ir.from_proto(model).graph}
     found = []
     for node in model.graph.node:
         if node.name in nodes:
             count = 1 if node.op_type in ANCHORS else len(node.input)
-            found += [*node.input[:count], node.output[0]]
+            found += [*node.input[:count], node.output[0], str(ends[node.name])]
         elif node.op_type == "Relu":
             found.append(node.output[0])
     return [name for name in dict.fromkeys(found) if name and name not in constants]

@@ -8,8 +8,10 @@ than an int32 gets a larger one.
 
 A tensor is quantized once, however many read it. Results of convolutions and of what works on
 images are quantized too, for all who read them: what lies in memory between two kernels is 8 bits
-wide. Where a Relu follows, its result is quantized instead. What others compute, such as
-normalizations, is quantized only for integer operators: the residuals of a transformer stay float.
+wide. Where a Relu follows, its result is quantized instead. Behind a convolution of single pixels,
+so is that of any element-wise work with constants, which is then done on the sums, in registers,
+with no rounding before it. What others compute, such as normalizations, is quantized only for
+integer operators: the residuals of a transformer stay float.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import onnx
 import onnx_ir as ir
 
 from hybridc.passes.editor import Array, Editor, contents, dims_of, only_reader
+from hybridc.passes.quantization.quantized import is_pointwise
 from hybridc.precision.ranges import STEPS, Range
 from hybridc.precision.weights import drop_unread
 
@@ -35,6 +38,11 @@ _LARGEST_WEIGHT, _LARGEST_BIAS = 127, float(2**30)
 
 _SAME_RANGE = frozenset(("DepthToSpace", "MaxPool", "Resize"))
 """Operators whose result is quantized like their input."""
+
+_ACTIVATIONS = frozenset(
+    "Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish QuickGelu Relu Sigmoid Swish Tanh".split()
+)
+_WITH_CONSTANTS = frozenset(("Add", "Div", "Mul", "Sub"))
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
@@ -114,8 +122,10 @@ class _Writer:
     def _result(self, node: ir.Node, following: ir.Node | None) -> None:
         """Let all who read a node's result read it rounded."""
         result = node.outputs[0]
-        reader = only_reader(result)
-        if reader is not None and reader.op_type == "Relu" and not reader.domain:
+        reader, last = only_reader(result), last_of_chain(node)
+        if last is not node and str(last.outputs[0].name) in self.ranges:
+            following, result = _after(last), last.outputs[0]
+        elif reader is not None and reader.op_type == "Relu" and not reader.domain:
             following, result = _after(reader), reader.outputs[0]
         if following is None or str(result.name) not in self.ranges:
             return
@@ -197,6 +207,26 @@ class _Writer:
             attributes,
             dtype=ir.DataType.FLOAT,
         )
+
+
+def last_of_chain(node: ir.Node) -> ir.Node:
+    """The last of the element-wise work with constants behind a convolution of single pixels.
+
+    The node itself if it is none, or if there is no such work.
+    """
+    if node.op_type != "Conv" or not is_pointwise(node):
+        return node
+    reader = only_reader(node.outputs[0])
+    while reader is not None and _is_elementwise(reader):
+        node, reader = reader, only_reader(reader.outputs[0])
+    return node
+
+
+def _is_elementwise(node: ir.Node) -> bool:
+    if node.op_type in _ACTIVATIONS:
+        return all(value is None or contents(value) is not None for value in node.inputs[1:])
+    computed = [value for value in node.inputs if contents(value) is None]
+    return node.op_type in _WITH_CONSTANTS and not node.domain and len(computed) == 1
 
 
 def channel_axis(node: ir.Node, rank: int) -> int:

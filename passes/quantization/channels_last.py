@@ -14,10 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from hybridc.passes.editor import Editor, contents, dims_of, static_shape
 from hybridc.passes.infer_shapes import InferShapes
-
-MICROSOFT = "com.microsoft"
-
-FIRST_TO_LAST, LAST_TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+from hybridc.passes.quantization.fuse_regions import FIRST_TO_LAST, LAST_TO_FIRST, MICROSOFT
 
 MIN_FILTERS = 8
 """Filters below which a convolution has no integer kernel; the rest is filled up with zeros."""

@@ -2,6 +2,7 @@
 
     Q(Conv(DQ(x), DQ(w), b))            QLinearConv(x, w, b)
     Q(Relu(Conv(DQ(x), DQ(w), b)))      the same, and Clip at the zero point if that is not implied
+    Conv(DQ(x), DQ(w), b) of pixels     MatMulInteger(x, w), scales and b, where activations follow
     Q(MatMul(DQ(x), DQ(w)))             QLinearMatMul(x, w)
     MatMul(DQ(x), DQ(w))                MatMulInteger(x, w), and a product with the scales
     Gemm(DQ(x), DQ(w), b), quantized or not     QGemm of ONNX Runtime's domain
@@ -27,11 +28,15 @@ from hybridc.passes.quantization.quantized import (
     Quantized,
     dequantized,
     is_bytes,
+    is_pointwise,
     quantizer,
     result_of,
 )
 
 MICROSOFT = "com.microsoft"
+
+FIRST_TO_LAST, LAST_TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+"""Permutations between images with the channels first and last."""
 
 _MOVEMENT = frozenset(
     "DepthToSpace Flatten Gather Identity MaxPool Reshape Resize Slice SpaceToDepth Squeeze "
@@ -106,14 +111,10 @@ def _data(value: ir.Value | None) -> Quantized | None:
 
 def _bias(value: ir.Value | None, scales: Array) -> Array | None:
     """A bias in int32, in units of ``scales``; ``None`` if it is unknown or does not fit."""
-    source = dequantized(value)
-    known = contents(value if source is None else source.value)
-    if known is None:
+    numbers = _numbers(value)
+    if numbers is None:
         return None
-    numbers = known.astype(np.float64)
-    if source is not None:
-        numbers = (numbers - source.zeros) * source.scales.astype(np.float64)
-    units = np.rint(numbers.reshape(-1) / scales.astype(np.float64))
+    units = np.rint(numbers.astype(np.float64).reshape(-1) / scales.astype(np.float64))
     fits = np.all(np.isfinite(units)) and np.all(np.abs(units) < 2**31)
     return units.astype(np.int32) if fits else None
 
@@ -147,7 +148,10 @@ def _opset(editor: Editor) -> int:
 def _convolution(editor: Editor, node: ir.Node) -> None:
     data, weight = _data(node.inputs[0]), _weight(node.inputs[1], 0)
     result = _result(node, _opset(editor))
-    if data is None or weight is None or result is None:
+    if data is None or weight is None:
+        return
+    if result is None:
+        _pixels(editor, node, data, weight)
         return
     inputs = [*_operand(editor, data), *_operand(editor, weight)]
     inputs += [result.quantized.scale, _zero(editor, result.quantized)]
@@ -164,6 +168,44 @@ def _convolution(editor: Editor, node: ir.Node) -> None:
         result.node, "QLinearConv", inputs, dims, attributes, dtype=result.quantized.dtype
     )
     _finish(editor, result, value)
+
+
+def _pixels(editor: Editor, node: ir.Node, data: Quantized, weight: Quantized) -> None:
+    """A convolution of single pixels with a result in floats, as a matrix product."""
+    known, dims, result = contents(weight.value), dims_of(node.inputs[0]), dims_of(node.outputs[0])
+    bias = (
+        np.zeros(1) if len(node.inputs) < 3 or node.inputs[2] is None else _numbers(node.inputs[2])
+    )
+    reader = only_reader(node.outputs[0])
+    if known is None or data.value is None or dims is None or result is None or bias is None:
+        return
+    if not is_pointwise(node) or np.any(weight.zeros) or reader is None:
+        return
+    stem = node.outputs[0].name
+    matrix = editor.constant(known.reshape(known.shape[:2]).T, f"{stem}__matrix")
+    scales = (data.scales * weight.scales).astype(np.float32)
+    pixels = [result[i] for i in FIRST_TO_LAST]
+    moved = [dims[i] for i in FIRST_TO_LAST]
+    attributes: dict[str, object] = {"perm": FIRST_TO_LAST}
+    last = editor.emit(node, "Transpose", [data.value], moved, attributes, dtype=data.dtype)
+    factors = [last, matrix, _zero(editor, data)]
+    sums = editor.emit(node, "MatMulInteger", factors, pixels, dtype=ir.DataType.INT32)
+    attributes = {"to": ir.DataType.FLOAT}
+    value = editor.emit(node, "Cast", [sums], pixels, attributes, dtype=ir.DataType.FLOAT)
+    for operator, array in (("Mul", scales), ("Add", bias.astype(np.float32))):
+        operand = editor.constant(array, f"{stem}__{operator.lower()}")
+        value = editor.emit(node, operator, [value, operand], pixels)
+    back = editor.emit(node, "Transpose", [value], result, {"perm": LAST_TO_FIRST})
+    editor.replace(node.outputs[0], back)
+
+
+def _numbers(value: ir.Value | None) -> Array | None:
+    """What a constant holds, dequantized or as it is."""
+    source = dequantized(value)
+    known = contents(value if source is None else source.value)
+    if known is None or source is None:
+        return known
+    return (known.astype(np.float64) - source.zeros) * source.scales.astype(np.float64)
 
 
 def _matrix_product(editor: Editor, node: ir.Node) -> None:

@@ -98,6 +98,16 @@ def _parameters(node: ir.Node, integers: ir.Value | None) -> Quantized | None:
     return Quantized(integers, scale, zero, axis, dtype)
 
 
+def is_pointwise(node: ir.Node) -> bool:
+    """Whether a convolution is a product of each pixel's channels with a matrix."""
+    dims = dims_of(node.inputs[1]) or ()
+    single = len(dims) == 4 and dims[2:] == (1, 1) and node.attributes.get_int("group", 1) == 1
+    strides = node.attributes.get("strides")
+    pads = node.attributes.get("pads")
+    padded = (pads is not None and any(pads.value)) or "auto_pad" in node.attributes
+    return single and not padded and (strides is None or set(strides.value) == {1})
+
+
 def is_bytes(quantized: Quantized | None) -> bool:
     """Whether there is a quantization, to 8 bits."""
     return quantized is not None and quantized.dtype in _BYTES

@@ -186,3 +186,28 @@ def test_ranges_leave_out_what_an_activation_does_not_tell_apart():
     low, high = calibrated.ranges["c"]
     assert low == -3
     assert high > 10
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_activations_behind_pixels_are_computed_before_rounding(kernel):
+    nodes = [
+        node("Conv", "x w b", "c", "first"),
+        node("HardSwish", "c", "h", "act"),
+        node("Mul", "h two", "m", "scale"),
+        node("Conv", "m v", "y", "second"),
+    ]
+    weights = {
+        "w": random(8, 4, kernel, kernel, seed=1),
+        "b": random(8, seed=2),
+        "two": np.array(2, np.float32),
+        "v": random(8, 8, 1, 1, seed=3),
+    }
+    size = 7 - kernel
+    model = make_model(nodes, {"x": (1, 4, 6, 6)}, {"y": (1, 8, size, size)}, weights)
+    model = onnx.shape_inference.infer_shapes(model)
+    calibrated = calibrate_model(model, [{"x": random(1, 4, 6, 6, seed=5)}], "min-max")
+    int8 = calibrated.quantized(calibrated.anchors)
+    onnx.checker.check_model(int8)
+    rounded = [n.input[0] for n in int8.graph.node if n.op_type == "QuantizeLinear"]
+    assert ("c" in rounded) == (kernel == 3)
+    assert "m" in rounded

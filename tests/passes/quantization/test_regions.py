@@ -196,6 +196,39 @@ def test_a_convolution_of_few_filters_is_filled_up(count, bias):
     np.testing.assert_array_equal(load_built(built)(**x)["y"], wanted)
 
 
+PIXELS = [
+    *X,
+    node("DequantizeLinear", "p sw zw", "pf", axis=0),
+    node("Conv", "xf pf b", "c"),
+    node("HardSwish", "c", "y"),
+]
+
+
+def pixels_model(nodes=PIXELS) -> onnx.ModelProto:
+    weights = {name: array for name, array in WEIGHTS.items() if name in "sx zx sw zw b"}
+    weights["p"] = np.random.default_rng(7).integers(-127, 128, (16, 6, 1, 1)).astype(np.int8)
+    return infer_shapes(make_model(nodes, {"x": (2, 6, 5, 7)}, {"y": (2, 16, 5, 7)}, weights))
+
+
+def test_a_convolution_of_pixels_before_an_activation():
+    model = pixels_model()
+    after = apply(FuseQuantizedRegions(), model)
+    made = ["QuantizeLinear", "Transpose", "MatMulInteger", "Cast", "Mul", "Add", "Transpose"]
+    assert operators(after) == [*made, "HardSwish"]
+    x = {"x": random(2, 6, 5, 7)}
+    (wanted,), (got,) = (list(run_reference(m, x).values()) for m in (model, ir.to_proto(after)))
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    built = build(source_of(model), make_options())[0]
+    np.testing.assert_allclose(load_built(built)(**x)["y"], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("attribute", [{"strides": [2, 2]}, {"pads": [0, 1, 0, 1]}])
+def test_a_convolution_of_not_all_pixels_stays_float(attribute):
+    model = pixels_model([*PIXELS[:3], node("Conv", "xf pf b", "c", **attribute), PIXELS[-1]])
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    assert not FuseQuantizedRegions()(ir.from_proto(model)).modified
+
+
 def test_each_reader_gets_floats_of_its_own():
     nodes = [*X, node("Relu", "xf", "r"), node("Mul", "xf xf", "k"), node("Add", "r k", "y")]
     model = model_of(nodes, result=(1, 6, 8, 8))
