@@ -47,7 +47,7 @@ from hybridc.cost_models.measured import Measurement
 from hybridc.errors import BundleError, UsageError
 from hybridc.progress import Progress
 from hybridc.runtime.cuda import load_runtime_library
-from hybridc.runtime.library import load_runtime
+from hybridc.runtime.library import kind_served, load_runtime
 from hybridc.runtime.machine import why_not
 from hybridc.runtime.parts import load_part
 from hybridc.runtime.tensors import HOST, Place, copy, move, synchronize, to_tensor
@@ -153,7 +153,14 @@ def _prepare(session: _Session, spec: DeviceSpec) -> None:
     for library in spec.libraries:
         load_runtime_library(library)
     if spec.architecture:
-        load_runtime(session.bundle, session.manifest.runtime[spec.architecture])
+        load_runtime(session.bundle, loadable(session.manifest, spec.architecture))
+
+
+def loadable(manifest: Manifest, architecture: str) -> list[str]:
+    """The runtime's libraries, without those for kinds of devices that this machine lacks."""
+    here = {device.kind for device in manifest.devices if why_not(device) is None}
+    lacking = {device.kind for device in manifest.devices} - here
+    return [name for name in manifest.runtime[architecture] if kind_served(name) not in lacking]
 
 
 def _measure_device(

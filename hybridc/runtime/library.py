@@ -72,6 +72,12 @@ def _is_absent(name: str) -> bool:
     return function is not None and not _has_function(function)
 
 
+def kind_served(library: str) -> str | None:
+    """The kind of device that a runtime's library is for; ``None`` if it is for all."""
+    function = _DEVICE_FUNCTIONS.get(os.path.basename(library))
+    return function.removeprefix("device_api.") if function else None
+
+
 def _has_function(name: str) -> bool:
     return tvm_ffi.get_global_func(name, allow_missing=True) is not None
 

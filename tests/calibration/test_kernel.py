@@ -7,6 +7,7 @@ import pytest
 from hybridc.targets.registry import parse_targets
 
 from hybridc.calibration import kernel as kernels
+from hybridc.calibration import run
 from hybridc.calibration.kernel import ready
 from hybridc.calibration.passing import measure_passing
 from hybridc.compiler import Options, build, describe, part_files
@@ -86,3 +87,14 @@ def test_one_device_passes_nothing_on(convolution):
     assert found.run.seconds > 0
     assert found.start is None
     assert found.per_byte is None
+
+
+def test_libraries_of_devices_that_are_missing_are_not_loaded(convolution, monkeypatch):
+    """A machine without a GPU lacks what the CUDA runtime links to."""
+    (cpu,) = convolution[0].devices
+    gpu = dataclasses.replace(cpu, name="cuda:0", kind="cuda")
+    runtime = {cpu.architecture: ("lib/libtvm_runtime.so", "lib/libtvm_runtime_cuda.so")}
+    manifest = dataclasses.replace(convolution[0], devices=(cpu, gpu), runtime=runtime)
+    for reason, count in (("no GPU", 1), (None, 2)):
+        monkeypatch.setattr(run, "why_not", lambda spec, r=reason: r if spec is gpu else None)
+        assert len(run.loadable(manifest, cpu.architecture)) == count
