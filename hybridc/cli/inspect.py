@@ -34,12 +34,17 @@ if TYPE_CHECKING:
 @click.option("--nodes", is_flag=True, help="List every node of the simplified model or the parts.")
 @format_option
 def command(path: Path, shapes: tuple[str, ...], nodes: bool, format_: str) -> None:
-    """Show what the model or bundle at PATH holds.
+    """Show what the model, bundle or chain at PATH holds.
 
     Of a model: opset, inputs, outputs, weights, and for each operator how often it occurs, what it
     costs, and whether it compiles and if not why. Of a bundle: its plan, parts, memory, and what
-    the machine that loads it needs.
+    the machine that loads it needs. Of a chain of bundles: each of them, and the steps between.
     """
+    from hybridc.runtime.chain import chain_folder
+
+    if chain_folder(path):
+        _show_chain(path, format_, nodes)
+        return
     if path.suffix == SUFFIX or (path / MANIFEST).exists():
         from hybridc.bundle.read import open_bundle
 
@@ -48,6 +53,29 @@ def command(path: Path, shapes: tuple[str, ...], nodes: bool, format_: str) -> N
         return
     data = _describe_model(path, shapes)
     show(format_, data, lambda: _model_lines(data, nodes))
+
+
+def _show_chain(path: Path, format_: str, nodes: bool) -> None:
+    """Show the bundles of a chain; its steps are named, and not imported."""
+    from hybridc.runtime.chain import open_stages
+
+    stages = open_stages(path)
+    data = {
+        "stages": [
+            {"name": spec.name, "step": spec.step, "manifest": dataclasses.asdict(bundle.manifest)}
+            for spec, bundle in stages
+        ]
+    }
+
+    def lines() -> list[str]:
+        found = [f"chain of {len(stages)} bundles"]
+        for spec, bundle in stages:
+            found += [f"step {spec.step}"] if spec.step else []
+            found += [f"stage {spec.name}:"]
+            found += [f"  {line}" for line in _bundle_lines(bundle.manifest, nodes)]
+        return found
+
+    show(format_, data, lines)
 
 
 def _describe_model(path: Path, shapes: tuple[str, ...]) -> dict[str, Any]:

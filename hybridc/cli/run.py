@@ -54,9 +54,9 @@ def command(
     """
     import hybridc
     from hybridc.runtime.arrays import random_inputs, read_arrays, write_arrays
-    from hybridc.runtime.chain import CHAIN, Chain, load_chain
+    from hybridc.runtime.chain import Chain, chain_folder, load_chain
 
-    load = load_chain if (bundle / CHAIN).exists() else hybridc.load
+    load = load_chain if chain_folder(bundle) else hybridc.load
     with load(bundle, remote=remote) as model:
         first = model.stages[0].model if isinstance(model, Chain) else model
         arrays = read_arrays(source, model.inputs) if source else random_inputs(first, seed)

@@ -27,7 +27,7 @@ import numpy as np
 
 from hybridc.bundle.dtypes import dtype_named
 from hybridc.bundle.manifest import TensorSpec, build_record
-from hybridc.bundle.read import open_bundle
+from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.bundle.tensors import Array
 from hybridc.errors import BundleError, UsageError
 from hybridc.runtime.loader import Model, load
@@ -216,7 +216,7 @@ def load_chain(
     """Load a chain.
 
     Args:
-        path: Its folder.
+        path: Its folder, or the file in it.
         threads: Threads of one call; see :func:`hybridc.load`.
         remote: Where the server is, for the stages that have a plan with one.
 
@@ -224,20 +224,42 @@ def load_chain(
         UsageError: A step is not there; or see :func:`hybridc.load`.
         BundleError: The chain is damaged, or a stage is not the one that it was compiled with.
     """
-    spec, stages = read_chain(Path(path)), []
-    steps = [load_step(stage.step) if stage.step else None for stage in spec.stages]
+    folder = chain_folder(Path(path)) or Path(path)
+    opened, stages = open_stages(folder), []
+    steps = [load_step(spec.step) if spec.step else None for spec, _ in opened]
     try:
-        for own, function in zip(spec.stages, steps, strict=True):
-            bundle = open_bundle(Path(path) / own.name)
-            if bundle.digest != own.build:
-                raise BundleError(f"{path}: {own.name} is not the bundle that it was written with")
+        for (own, bundle), function in zip(opened, steps, strict=True):
             settings = remote if bundle.manifest.plans else None
-            model = load(Path(path) / own.name, threads=threads, remote=settings)
+            model = load(folder / own.name, threads=threads, remote=settings)
             stages.append(Stage(own.name, function, model))
     except BaseException:
         Chain(stages).close()
         raise
     return Chain(stages)
+
+
+def chain_folder(path: Path) -> Path | None:
+    """The folder of a chain, given that or the file in it; ``None`` if it is no chain."""
+    if path.name == CHAIN and path.is_file():
+        return path.parent
+    return path if (path / CHAIN).exists() else None
+
+
+def open_stages(path: Path) -> list[tuple[StageSpec, Bundle]]:
+    """The stages of a chain with their bundles, opened; no step is imported.
+
+    Raises:
+        UsageError: It is no chain.
+        BundleError: It is damaged, or a bundle is not the one that it was written with.
+    """
+    folder = chain_folder(path) or path
+    stages = []
+    for spec in read_chain(folder).stages:
+        bundle = open_bundle(folder / spec.name)
+        if bundle.digest != spec.build:
+            raise BundleError(f"{folder}: {spec.name} is not the bundle that it was written with")
+        stages.append((spec, bundle))
+    return stages
 
 
 def read_chain(path: Path) -> ChainSpec:

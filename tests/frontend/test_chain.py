@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -86,10 +87,34 @@ def test_the_next_model_runs_for_each_that_a_step_gives(pair, tmp_path):
     done = run_hybridc("run", tmp_path / "chain")
     assert done.code == 0, done.stderr
     assert "b_2_y" in done.stdout
+    looked_at(tmp_path / "chain")
     samples = [open_bundle(tmp_path / "chain" / name).manifest.samples for name in ("a", "b-2")]
     assert len(samples[0]) == 1
     rows = run_reference(first(), {"x": picture(0)})["features"].sum(axis=1)
     assert len(samples[1]) == (rows > 0).sum(), "what the step gave for the sample"
+
+
+def looked_at(chain) -> None:
+    """A chain can be inspected and verified without its steps, by its folder or the file in it."""
+    for place in (chain, chain / CHAIN):
+        done = run_hybridc("inspect", place)
+        assert done.code == 0, done.stderr
+        assert "chain of 2 bundles" in done.stdout
+        assert "step between_them:rows\nstage b-2:" in done.stdout
+        assert "b_2_scale" in done.stdout
+        done = run_hybridc("verify", place)
+        assert done.code == 0, done.stderr
+        assert len(re.findall("^b-2: .* files are as they were written$", done.stdout, re.M)) == 1
+        assert re.search(r"^b-2: 0 +b_2_y +\S+ +ok$", done.stdout, re.M)
+    found = json.loads(run_hybridc("inspect", chain, "--format", "json").stdout)["stages"]
+    assert [stage["step"] for stage in found] == ["", "between_them:rows"]
+    assert found[1]["manifest"]["outputs"][0]["name"] == "b_2_y"
+    found = json.loads(run_hybridc("verify", chain, "--format", "json").stdout)["stages"]
+    assert found["a"]["files"] > 0
+    assert all(error["within"] for own in found.values() for error in own["errors"])
+    library = next((chain / "b-2").rglob("*.so"))
+    library.write_bytes(library.read_bytes()[:-1] + b"?")
+    assert_refused(run_hybridc("verify", chain, "--no-run"), 6, "")
 
 
 def test_one_run_and_what_is_refused_when_it_is_loaded(pair, tmp_path, monkeypatch):
