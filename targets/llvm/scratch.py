@@ -14,6 +14,7 @@ from typing import Any
 
 import tvm
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.amx import AMX, THREAD_BYTES
 from hybridc.targets.llvm.schedules.attention_blocks import (
     ATTENTION,
     Sizes,
@@ -45,12 +46,19 @@ def plan_scratch(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:
 
 
 def thread_bytes(module: tvm.IRModule, cpu: Cpu) -> int:
-    """What a thread keeps of its own in the kernel that needs most: Winograd's, or attention."""
+    """What a thread keeps of its own in the kernel that needs most."""
     found = (_convolutions(function) for function in module.functions.values())
     convolutions = max((_own_bytes(g, cpu) for each in found for g in each), default=0)
     sizes = map(_attention, module.functions.values())
     attention = max((plan_attention(s, cpu).thread_bytes for s in sizes if s), default=0)
-    return max(convolutions, attention)
+    has_tiles = any(_has_block(function, AMX) for function in module.functions.values())
+    return max(convolutions, attention, THREAD_BYTES if has_tiles else 0)
+
+
+def _has_block(function: Any, kind: str) -> bool:
+    """Whether a fused function has a block with an annotation."""
+    is_kernel = isinstance(function, tirx.PrimFunc)
+    return is_kernel and any(kind in b.annotations for b in collect(function.body, SBlock))
 
 
 def _own_bytes(geometry: Geometry, cpu: Cpu) -> int:

@@ -19,7 +19,7 @@ tvm = pytest.importorskip("tvm")
 import tvm_ffi  # noqa: E402
 from hybridc.targets.llvm.build import fuse, legalize  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
-from hybridc.targets.llvm.schedules import amx, schedule_module  # noqa: E402
+from hybridc.targets.llvm.schedules import amx_tiles, schedule_module  # noqa: E402
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products  # noqa: E402
 from hybridc.targets.protocol import Section  # noqa: E402
 from tvm import relax  # noqa: E402
@@ -40,7 +40,7 @@ def _runnable() -> list[str]:
 CPUS = _runnable()
 
 TILES = pytest.mark.skipif(
-    not amx.has_tiles(parse_cpu("host")),
+    not amx_tiles.has_tiles(parse_cpu("host")),
     reason="this CPU has no AMX, or Linux does not let programs use it",
 )
 
@@ -185,7 +185,7 @@ def test_convolutions_with_tiles(case, filters, channels):
         "zeros": (case["zeros"][0], 0),
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(amx, "vector_cycles", lambda _: float("inf"))
+        patch.setattr(amx_tiles, "vector_cycles", lambda _: float("inf"))
         check_convolution("host", case | tiled, "\ttdpb")
 
 
@@ -239,10 +239,12 @@ def test_matrix_products(cpu, rows, inner, columns, left, right):
 )
 @example([5, 13], 4096, 64, ("uint8", 255), ("int8", 0))
 @example([17], 64, 128, ("int8", 0), ("int8", 0))
+@example([40], 1600, 170, ("uint8", 3), ("int8", 0))
+@example([40], 4096, 288, ("int8", 3), ("int8", 0))
 def test_matrix_products_with_tiles(rows, inner, columns, left, right):
     """Tiles wherever the CPU can, also where vectors would be faster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(amx, "vector_cycles", lambda _: float("inf"))
+        patch.setattr(amx_tiles, "vector_cycles", lambda _: float("inf"))
         check_matrix_product("host", rows, inner, columns, left, right, "\ttdpb")
 
 

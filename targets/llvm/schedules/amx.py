@@ -1,32 +1,29 @@
 """Integer convolutions and matrix products with known weights on Intel AMX.
 
-AMX has eight registers of 16 rows of 64 bytes. One instruction multiplies 16 x 64 elements of 8-bit
-data with 64 x 16 of weights, and adds to 16 x 16 sums of int32. A block of the output is two tiles
-of positions times two of filters: four registers of sums, two of data and two of weights.
-
-A row of a data tile is the data that one position of the output reads from one row of the kernel:
-its columns and channels, side by side in memory, are one span. Spans are cut into pieces of 64
-elements; the last piece is moved back to end with the span, and has zeros for weights where the
-one before it has been already. So nothing has to divide anything, and the data is read in place.
-
-The rows of a tile are as far from one another as its positions are. Those of a convolution without
-strides are counted through all rows of the padded data, and results beyond an output's row are
-dropped: on small images a tile would be mostly empty otherwise. With strides, tiles are cut from
-one row of the output at a time.
-
-Sums leave the registers by way of a small buffer in the first-level cache, where they are finished
-by whatever element-wise work was fused behind them.
+See ``amx_tiles.py`` for their form. A long reduction is cut into chunks: a block's data for a
+chunk stays in the first-level cache for some panels, whose sums are put aside meanwhile. Sums leave
+the registers by way of memory in any case, where they are finished by whatever element-wise work
+was fused behind them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.amx_tiles import (
+    ROWS,
+    TILED,
+    WORD,
+    Span,
+    Walk,
+    span_of,
+    walk_of,
+)
 from hybridc.targets.llvm.schedules.blocks import loads_of, store_of
 from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
 from hybridc.targets.llvm.schedules.integer_tiles import Geometry
@@ -36,174 +33,26 @@ from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_ar
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from hybridc.bundle.tensors import Array
-
 AMX = "hybridc.amx"
 """Attribute of a block that holds a :class:`Geometry`."""
 
-TILED = 64
-"""Elements of a row of data, and the ``group`` of a geometry that is computed with tiles."""
+REGISTERS = 4
+"""Registers of sums."""
 
-ROWS = 16
-"""Rows of a register, and int32 elements of one of its rows."""
+TASK = 32
+"""Pairs of a block and a panel that are one task."""
 
-WORD = 4
-"""Channels that are side by side in a row of weights."""
+LONG, CHUNK = 24, 8
+"""Pieces of a reduction that is cut, and of one chunk at most; those of a block are 16 KiB."""
 
-CHUNK = 32
-"""Pairs of a block and a panel that are one task, at most."""
+GROUP = 4
+"""Panels whose sums are put aside, at most; they are 16 KiB."""
+
+THREAD_BYTES = GROUP * REGISTERS * ROWS * TILED
+"""What a task keeps of its own, at most."""
 
 CACHE_BYTES = 1024 * 1024
 """What of the second-level cache the weights may fill."""
-
-LOAD_CYCLES = 8
-"""Cycles in which a register is loaded from the first-level cache."""
-
-BLOCK_CYCLES = 150
-"""Cycles of a block beside those of its reduction."""
-
-_FEATURES = {"amx-tile", "amx-int8", "avx512bw"}
-
-
-def has_tiles(cpu: Cpu) -> bool:
-    """Whether the CPU multiplies tiles of 8-bit integers."""
-    return cpu.llvm_features >= _FEATURES
-
-
-@dataclass(frozen=True)
-class Span:
-    """The elements that a position reads from one row of the kernel, and how they are cut.
-
-    Attributes:
-        taps: Columns of the kernel that are no neighbors in the data; each has a span of its own.
-        starts: First element of each piece.
-        depth: Elements of a piece, a multiple of four.
-    """
-
-    taps: int
-    starts: tuple[int, ...]
-    depth: int
-
-
-def span_of(geometry: Geometry) -> Span:
-    """The spans of a kernel."""
-    g = geometry
-    is_whole = g.kernel_columns == 1 or g.column_reach == 1
-    length = g.channels * (g.kernel_columns if is_whole else 1)
-    depth = min(length, TILED)
-    pieces = -(-length // depth)
-    starts = tuple(min(piece * depth, length - depth) for piece in range(pieces))
-    return Span(1 if is_whole else g.kernel_columns, starts, depth)
-
-
-@dataclass(frozen=True)
-class Walk:
-    """How tiles go over the positions of an output.
-
-    Attributes:
-        runs: Sequences of positions whose data is evenly spaced.
-        length: Positions of a run.
-        pitch: Positions from one row of the output to the next; 0 if a run is not cut into rows.
-        tiles: Tiles of a block, 1 or 2.
-        rows: Positions of a tile.
-    """
-
-    runs: int
-    length: int
-    pitch: int
-    tiles: int
-    rows: int
-
-    @property
-    def block(self) -> int:
-        """Positions of a block."""
-        return self.tiles * self.rows
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of a run; the last is moved back to end with it."""
-        return -(-self.length // self.block)
-
-
-def walk_of(geometry: Geometry, width: int) -> Walk:
-    """How to go over the output of data that is ``width`` elements wide."""
-    g = geometry
-    if g.kernel_rows == g.kernel_columns == g.row_step == g.column_step == 1 and (
-        width == g.columns or not g.row_reach
-    ):
-        return _walk(1, g.pixels, 0)
-    if g.row_step == g.column_step == 1:
-        return _walk(g.batch, (g.rows - 1) * width + g.columns, width)
-    return _walk(g.batch * g.rows, g.columns, 0)
-
-
-def _walk(runs: int, length: int, pitch: int) -> Walk:
-    if length <= ROWS:
-        return Walk(runs, length, pitch, 1, length)
-    blocks = -(-length // (2 * ROWS))
-    return Walk(runs, length, pitch, 2, -(-length // (2 * blocks)))
-
-
-def tile_geometry(quads: Geometry, channels: int) -> Geometry:
-    """The kernel with tiles that computes what one with quads does, for data of all channels.
-
-    Where a span is short, words of the data's channels must be full, as for quads.
-    """
-    vectors = min(quads.filters // ROWS, 2)
-    tiled = replace(quads, group=TILED, channels=channels, lanes=ROWS, vectors=vectors)
-    return tiled if span_of(tiled).depth == TILED else replace(tiled, channels=quads.channels)
-
-
-def is_tiled_faster(quads: Geometry, cpu: Cpu) -> bool:
-    """Whether tiles are estimated to be faster than vectors for what a kernel computes."""
-    if not has_tiles(cpu) or quads.filters < ROWS:
-        return False
-    tiled = tile_geometry(quads, quads.channels)
-    return tiled_cycles(tiled) < vector_cycles(quads)
-
-
-def vector_cycles(quads: Geometry) -> float:
-    """Estimated cycles of a kernel with vectors: two instructions a cycle."""
-    return quads.pixels * quads.panels * quads.vectors * quads.steps / 2
-
-
-def tiled_cycles(tiled: Geometry) -> float:
-    """Estimated cycles of a kernel with tiles; one instruction takes one for each row of data.
-
-    Loading a register takes eight, and what is loaded for the next instructions may be loaded
-    meanwhile.
-    """
-    g, span = tiled, span_of(tiled)
-    walk = walk_of(g, (g.columns - 1) * g.column_step + (g.kernel_columns - 1) * g.column_reach + 1)
-    pieces = g.kernel_rows * span.taps * len(span.starts)
-    products = max(walk.tiles * g.vectors * walk.rows, LOAD_CYCLES * (walk.tiles + g.vectors))
-    blocks = walk.runs * walk.blocks * g.panels
-    return blocks * (pieces * products + BLOCK_CYCLES)
-
-
-def pack_tiles(weight: Array, geometry: Geometry) -> Array:
-    """Weights of ``(filters, rows, columns, channels)`` in the order in which they are used.
-
-    Returns:
-        ``(panels, rows, taps, pieces, tiles of a panel * elements of a tile)``; a tile has the
-        16 filters of a word side by side, then the next word.
-    """
-    g, span = geometry, span_of(geometry)
-    missing = g.channels - weight.shape[3]
-    whole = np.pad(weight, [(0, 0), (0, 0), (0, 0), (0, missing)])
-    spans = whole.reshape(g.filters, g.kernel_rows, span.taps, -1)
-    pieces = []
-    done = 0
-    for start in span.starts:
-        piece = spans[..., start : start + span.depth].copy()
-        piece[..., : done - start] = 0
-        pieces.append(piece)
-        done = start + span.depth
-    cut = np.stack(pieces, axis=3)
-    panels = np.stack([cut[start : start + g.panel] for start in g.starts])
-    split = panels.reshape(g.panels, g.vectors, ROWS, *panels.shape[2:5], -1, WORD)
-    moved = split.transpose(0, 3, 4, 5, 1, 6, 2, 7)
-    return np.ascontiguousarray(moved).reshape(*moved.shape[:4], -1)
 
 
 def tiled_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
@@ -314,56 +163,79 @@ class _Emitter:
         """How tiles go over the output."""
         return walk_of(self.geometry, int(self.data.shape[-2]))
 
+    @property
+    def steps(self) -> int:
+        """Pieces of all spans of a position."""
+        return self.geometry.kernel_rows * self.span.taps * len(self.span.starts)
+
+    @property
+    def chunks(self) -> int:
+        """Parts of the reduction, between which sums are in memory."""
+        is_cut = self.geometry.panels > 1 and self.steps >= LONG and not self.streams
+        return -(-self.steps // CHUNK) if is_cut else 1
+
+    @property
+    def streams(self) -> bool:
+        """Whether the weights are more than the cache keeps from one block to the next."""
+        return math.prod(map(int, self.weight.shape)) > CACHE_BYTES
+
+    @property
+    def group(self) -> int:
+        """Panels that are computed with a block's data while that is in the cache."""
+        return min(GROUP, self.geometry.panels) if self.chunks > 1 else 1
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of panels."""
+        return -(-self.geometry.panels // self.group)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.walk.runs * self.walk.blocks
+
     def nest(self) -> Any:
-        """Tasks of some pairs of a block and a panel each."""
-        g, blocks = self.geometry, self.walk.runs * self.walk.blocks
-        pairs = blocks * g.panels
-        tasks = -(-pairs // CHUNK)
-        if tasks == 1:
-            return self._task(0, pairs)
+        """Tasks of some units each; a unit is a block with a group of panels."""
+        g, units = self.geometry, self.blocks * self.groups
+        size = min(max(TASK // self.group, 1), units)
+        tasks = -(-units // size)
 
         def task(index: Any) -> Any:
-            first = index * CHUNK
-            return self._task(first, tirx.min(int64(CHUNK), int64(pairs) - first))
+            first = index * size
+            whole = units % size == 0
+            return self._task(first, size if whole else tirx.min(size, int64(units) - first))
 
+        if tasks == 1:
+            return task(int64(0))
         variable = tirx.Var("task", "int64")
-        work = g.pixels * g.filters * g.kernel_rows * self.span.taps * len(self.span.starts)
-        kind = tirx.ForKind.PARALLEL if work >= PARALLEL_WORK else tirx.ForKind.SERIAL
+        is_parallel = g.pixels * g.filters * self.steps >= PARALLEL_WORK
+        kind = tirx.ForKind.PARALLEL if is_parallel else tirx.ForKind.SERIAL
         return tirx.For(variable, int64(0), int64(tasks), kind, task(variable))
 
-    def _pair(self, index: Any) -> tuple[Any, Any]:
-        """Panel and block of a pair.
-
-        All panels of a block come one after the other, so that whole cache lines are written,
-        unless the weights are more than the cache keeps until the next block.
-        """
-        panels, blocks = int64(self.geometry.panels), int64(self.walk.runs * self.walk.blocks)
-        if math.prod(map(int, self.weight.shape)) <= CACHE_BYTES:
-            return tirx.floormod(index, panels), tirx.floordiv(index, panels)
-        return tirx.floordiv(index, blocks), tirx.floormod(index, blocks)
-
     def _task(self, first: Any, count: Any) -> Any:
-        """Some pairs, with the registers given their shapes before and taken back after."""
-        walk, g = self.walk, self.geometry
+        """Some units, with the registers given their shapes before and taken back after."""
         shapes = tirx.decl_buffer((8,), "uint64", "shapes")
-        sums = {
-            (tile, vector): tirx.decl_buffer((ROWS * ROWS,), "int32", f"sums_{tile}_{vector}")
-            for tile in range(walk.tiles)
-            for vector in range(g.vectors)
-        }
-
-        def pair(index: Any) -> Any:
-            return self._block(*self._pair(first + index), sums)
-
+        sums = tirx.decl_buffer((self.group, REGISTERS, ROWS * ROWS), "int32", "sums")
         return sequence(
             [
-                *(tirx.AllocBuffer(buffer) for buffer in (shapes, *sums.values())),
+                *(tirx.AllocBuffer(buffer) for buffer in (shapes, sums)),
                 *self._shapes(shapes),
                 _intrinsic("ldtilecfg", _address(shapes, int64(0))),
-                serial_loop(count, pair, "pair"),
+                serial_loop(count, lambda unit: self._unit(first + unit, sums), "unit"),
                 _intrinsic("tilerelease"),
             ]
         )
+
+    def _split(self, unit: Any) -> tuple[Any, Any]:
+        """Group and block of a unit.
+
+        All groups of a block come one after the other, so that whole cache lines are written,
+        unless the weights would have to be fetched again for the next block.
+        """
+        groups, blocks = int64(self.groups), int64(self.blocks)
+        if self.streams:
+            return tirx.floordiv(unit, blocks), tirx.floormod(unit, blocks)
+        return tirx.floormod(unit, groups), tirx.floordiv(unit, groups)
 
     def _shapes(self, buffer: Any) -> list[Any]:
         """Statements that write rows and bytes of a row of all registers, as AMX wants them."""
@@ -378,53 +250,86 @@ class _Emitter:
             for place, word in enumerate(palette.view(np.uint64))
         ]
 
-    def _block(self, panel: Any, index: Any, sums: Any) -> Any:
-        """Set the sums to zero, reduce, finish."""
-        g, walk = self.geometry, self.walk
+    def _unit(self, index: Any, sums: Any) -> Any:
+        """Reduce a chunk for all panels of the group before the next chunk, then finish."""
+        g, walk, size = self.geometry, self.walk, self.group
+        group, block = self._split(index)
         run, position = tirx.Var("run", "int64"), tirx.Var("position", "int64")
-        start = tirx.Var("start", "int64")
-        inside = tirx.floormod(index, int64(walk.blocks)) * walk.block
-        statements: list[Any] = [
-            tirx.Bind(run, tirx.floordiv(index, int64(walk.blocks))),
-            tirx.Bind(position, tirx.min(inside, int64(walk.length - walk.block))),
-            tirx.Bind(start, tirx.min(panel * g.panel, int64(g.filters - g.panel))),
-            *(_intrinsic("tilezero", _register(_sums(*key))) for key in sums),
-            self._reduction(panel, run, position),
-        ]
-        for key, buffer in sums.items():
-            place = _address(buffer, int64(0))
-            stride = int64(ROWS * 4)
-            statements.append(_intrinsic("tilestored64", _register(_sums(*key)), place, stride))
-        for tile in range(walk.tiles):
-            first = position + tile * walk.rows
-            statements.append(self._finished(run, first, start, self._of_tile(sums, tile)))
-        return sequence(statements)
+        first = tirx.Var("panel", "int64")
+        inside = tirx.floormod(block, int64(walk.blocks)) * walk.block
+        count = size if g.panels % size == 0 else tirx.min(size, int64(g.panels) - first)
 
-    def _of_tile(self, sums: Any, tile: int) -> list[Any]:
-        return [buffer for (owner, _), buffer in sums.items() if owner == tile]
+        def chunk(index: Any) -> Any:
+            return serial_loop(
+                count,
+                lambda slot: self._reduced(first + slot, run, position, index, sums, slot),
+                "slot",
+            )
 
-    def _reduction(self, panel: Any, run: Any, position: Any) -> Any:
-        g, span, walk = self.geometry, self.span, self.walk
-        stride = int64(max(g.column_step, 1) * int(self.data.shape[-1]))
-        product = "tdpbusd" if str(self.data.dtype) == "uint8" else "tdpbssd"
-
-        def products(i: Any, j: Any, p: Any) -> Any:
-            statements: list[Any] = []
-            for vector in range(g.vectors):
-                at = [panel, i, j, p, int64(vector * span.depth * ROWS)]
-                register, place = _register(_WEIGHTS + vector), _address(self.weight, *at)
-                statements.append(_intrinsic("tileloadd64", register, place, int64(TILED)))
+        def finish(slot: Any) -> Any:
+            start = tirx.Var("start", "int64")
+            last = int64(g.filters - g.panel)
+            statements: list[Any] = [tirx.Bind(start, tirx.min((first + slot) * g.panel, last))]
             for tile in range(walk.tiles):
-                at = self._source(run, position + tile * walk.rows, i, j, p)
-                register, place = _register(_DATA + tile), _address(self.data, *at)
-                statements.append(_intrinsic("tileloadd64", register, place, stride))
-            for tile in range(walk.tiles):
-                for vector in range(g.vectors):
-                    numbers = (_sums(tile, vector), _DATA + tile, _WEIGHTS + vector)
-                    statements.append(_intrinsic(product, *map(_register, numbers)))
+                at = position + tile * walk.rows
+                statements.append(self._finished(run, at, start, sums, slot, tile))
             return sequence(statements)
 
-        return _nested((g.kernel_rows, span.taps, len(span.starts)), products)
+        return sequence(
+            [
+                tirx.Bind(run, tirx.floordiv(block, int64(walk.blocks))),
+                tirx.Bind(position, tirx.min(inside, int64(walk.length - walk.block))),
+                tirx.Bind(first, group * size),
+                serial_loop(self.chunks, chunk, "chunk"),
+                serial_loop(count, finish, "slot"),
+            ]
+        )
+
+    def _reduced(
+        self, panel: Any, run: Any, position: Any, chunk: Any, sums: Any, slot: Any
+    ) -> Any:
+        """Add a chunk's products to the sums of a panel."""
+        tiles = [(t, v) for t in range(self.walk.tiles) for v in range(self.geometry.vectors)]
+        registers = [_sums(*tile) for tile in tiles]
+        size = -(-self.steps // self.chunks)
+        left = tirx.min(int64(size), int64(self.steps) - chunk * size)
+
+        def step(index: Any) -> Any:
+            return self._products(panel, run, position, chunk * size + index)
+
+        def move(name: str) -> Any:
+            stride = int64(ROWS * 4)
+            places = [(r, _address(sums, slot, int64(r), int64(0))) for r in registers]
+            return sequence([_intrinsic(name, _register(r), at, stride) for r, at in places])
+
+        begin = sequence([_intrinsic("tilezero", _register(r)) for r in registers])
+        if self.chunks > 1:
+            begin = tirx.IfThenElse(chunk == 0, begin, move("tileloadd64"))
+        extent = size if self.steps == size * self.chunks else left
+        return sequence([begin, serial_loop(extent, step, "step"), move("tilestored64")])
+
+    def _products(self, panel: Any, run: Any, position: Any, step: Any) -> Any:
+        """Multiply one piece of the data with its weights."""
+        g, span, walk = self.geometry, self.span, self.walk
+        pieces = int64(len(span.starts))
+        tap, p = tirx.floordiv(step, pieces), tirx.floormod(step, pieces)
+        i, j = tirx.floordiv(tap, int64(span.taps)), tirx.floormod(tap, int64(span.taps))
+        stride = int64(max(g.column_step, 1) * int(self.data.shape[-1]))
+        product = "tdpbusd" if str(self.data.dtype) == "uint8" else "tdpbssd"
+        statements: list[Any] = []
+        for vector in range(g.vectors):
+            at = [panel, i, j, p, int64(vector * span.depth * ROWS)]
+            register, place = _register(_WEIGHTS + vector), _address(self.weight, *at)
+            statements.append(_intrinsic("tileloadd64", register, place, int64(TILED)))
+        for tile in range(walk.tiles):
+            at = self._source(run, position + tile * walk.rows, i, j, p)
+            register, place = _register(_DATA + tile), _address(self.data, *at)
+            statements.append(_intrinsic("tileloadd64", register, place, stride))
+        for tile in range(walk.tiles):
+            for vector in range(g.vectors):
+                numbers = (_sums(tile, vector), _DATA + tile, _WEIGHTS + vector)
+                statements.append(_intrinsic(product, *map(_register, numbers)))
+        return sequence(statements)
 
     def _source(self, run: Any, position: Any, i: Any, j: Any, p: Any) -> list[Any]:
         """Where the piece ``p`` of a position's span begins."""
@@ -438,7 +343,7 @@ class _Emitter:
         image, y = tirx.floordiv(run, int64(g.rows)), tirx.floormod(run, int64(g.rows))
         return [image, y * g.row_step + row, column, element]
 
-    def _finished(self, run: Any, first: Any, start: Any, buffers: Sequence[Any]) -> Any:
+    def _finished(self, run: Any, first: Any, start: Any, buffer: Any, slot: Any, tile: int) -> Any:
         """Finish the rows of a tile, but for those that are no positions of the output."""
         g, walk = self.geometry, self.walk
 
@@ -446,9 +351,10 @@ class _Emitter:
             position = first + number
             at = self._place(run, position)
             statements: list[Any] = []
-            for vector, buffer in enumerate(buffers):
+            for vector in range(g.vectors):
                 sums = tirx.decl_buffer((ROWS,), "int32", f"sum_{vector}")
-                load = tirx.BufferLoad(buffer, [tirx.Ramp(number * ROWS, int64(1), ROWS)])
+                lanes = tirx.Ramp(number * ROWS, int64(1), ROWS)
+                load = tirx.BufferLoad(buffer, [slot, int64(_sums(tile, vector)), lanes])
                 everything = [tirx.Ramp(int64(0), int64(1), ROWS)]
                 statements.append(tirx.AllocBuffer(sums))
                 statements.append(tirx.BufferStore(sums, load, everything))
@@ -476,12 +382,3 @@ class _Emitter:
             place.append(tirx.floormod(position, int64(dim)))
             position = tirx.floordiv(position, int64(dim))
         return [*([position] if dims else []), *reversed(place)]
-
-
-def _nested(extents: Sequence[int], body: Callable[..., Any]) -> Any:
-    """Serial loops around a body that takes their variables."""
-    if not extents:
-        return body()
-    return serial_loop(
-        extents[0], lambda at: _nested(extents[1:], lambda *inner: body(at, *inner)), "reduced"
-    )

@@ -20,12 +20,12 @@ import tvm
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
 from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
-from hybridc.targets.llvm.schedules.amx import (
+from hybridc.targets.llvm.schedules.amx import tiled_product
+from hybridc.targets.llvm.schedules.amx_tiles import (
     TILED,
     is_tiled_faster,
     pack_tiles,
     tile_geometry,
-    tiled_product,
 )
 from hybridc.targets.llvm.schedules.integer_products import integer_product
 from hybridc.targets.llvm.schedules.integer_tiles import (
