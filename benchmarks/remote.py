@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -189,7 +190,7 @@ def _free_port() -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured over one link; seconds are the best of whole calls."""
+    """What was measured over one link; seconds are medians of whole calls."""
 
     megabits: float
     round_trip_ms: float
@@ -223,7 +224,7 @@ def measure(
                 settle(models[2], inputs)
                 calls = [functools.partial(model.run, inputs) for model in models]
                 check = functools.partial(_same, expected, _LIMITS[options.precision])
-                times = _best(calls, options.seconds, check)
+                times = _medians(calls, options.seconds, check)
                 status = models[2].status
             link.close()
             yield Result(
@@ -253,22 +254,22 @@ def settle(model: Any, inputs: Inputs) -> None:
             return
 
 
-def _best(
+def _medians(
     calls: Sequence[Callable[[], Outputs]], seconds: float, check: Callable[[Outputs], None]
 ) -> list[float]:
-    """Best time of each call, with each first result checked.
+    """Median time of each call, with each first result checked.
 
     While the last is not as fast as the better of the others, all get more time, three times at
-    most: the best of few calls is not yet the best there is.
+    most: the median of few calls is not yet what a call takes.
     """
     times: list[list[float]] = [[] for _ in calls]
-    best: list[float] = []
+    found: list[float] = []
     for turn in range(1, _TURNS + 1):
         _take_turns(calls, times, turn, seconds, check)
-        best = [min(own) for own in times]
-        if best[-1] <= _AS_FAST * min(best[:-1]):
+        found = [statistics.median(own) for own in times]
+        if found[-1] <= _AS_FAST * min(found[:-1]):
             break
-    return best
+    return found
 
 
 def _take_turns(

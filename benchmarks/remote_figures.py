@@ -54,7 +54,8 @@ class Switching:
         fast_plan: Its plan at 100 Mbit/s.
         slow_plan: That at 1 Mbit/s.
         calls_away: Calls from the drop to the next plan; ``None`` if there was none.
-        calls_back: Calls from the return to the first plan.
+        calls_back: Calls from the return to the next plan.
+        back_plan: That plan, which need not be the first one if several are as fast.
         equal_megabits: Where the two plans take the same time; ``None`` if they never do.
         switches: Changes of the plan in 40 calls there, and at 5 % less and more.
     """
@@ -63,6 +64,7 @@ class Switching:
     slow_plan: str
     calls_away: int | None = None
     calls_back: int | None = None
+    back_plan: str | None = None
     equal_megabits: float | None = None
     switches: tuple[int, ...] = ()
 
@@ -122,13 +124,14 @@ def switch(
         if slow == fast:
             return Switching(fast, slow)
         link.rate = FAST * 1e6 / 8
-        back = _calls_until(model, inputs, lambda plan: plan == fast)
+        back = _calls_until(model, inputs, lambda plan: plan != slow)
         remote.settle(model, inputs)
+        back_plan = model.status.plan
         rate = _equal_rate(model, fast, slow)
         switches = tuple(_hover(model, inputs, link, rate)) if rate else ()
     link.close()
     equal = rate * 8e-6 if rate else None
-    return Switching(fast, slow, away, back, equal, switches)
+    return Switching(fast, slow, away, back, back_plan, equal, switches)
 
 
 def _calls_until(model: Any, inputs: Mapping[str, Any], holds: Any) -> int | None:
@@ -177,7 +180,7 @@ def markdown(report: Mapping[str, Any], results: Mapping[str, Sequence[Result]])
     lines = [
         f"Both ends on {report['machine']['cpu']}, {report['machine']['cores']} cores. Here: "
         f"{report['threads']} thread(s), {report['edge_target']}; the server: all cores, Triton. "
-        f"Best of several calls in turns; means are geometric. Took {report['seconds']:.0f} s.",
+        f"Medians of calls in turns; means are geometric. Took {report['seconds']:.0f} s.",
         "",
         "| Model | Worst over the better extreme | Speed-up over all here | Over all there |",
         "|---|---|---|---|",
@@ -186,16 +189,17 @@ def markdown(report: Mapping[str, Any], results: Mapping[str, Sequence[Result]])
         lines.append("| " + " | ".join([name, *(f"{v:.2f}" for v in figures.values())]) + " |")
     lines += [
         "",
-        "| Model | Plan at 100 Mbit/s | At 1 Mbit/s | Calls until it changed | And back | "
+        "| Model | Plan at 100 Mbit/s | At 1 Mbit/s | Calls until it changed | And back | To | "
         "Equal at | Changes in 40 calls at 95, 100, 105 % of that |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, own in report["switching"].items():
         if own is not None:
             equal = f"{own['equal_megabits']:.1f} Mbit/s" if own["equal_megabits"] else "-"
-            cells = [name, own["fast_plan"], own["slow_plan"], own["calls_away"], own["calls_back"]]
+            names = ("fast_plan", "slow_plan", "calls_away", "calls_back", "back_plan")
+            cells = [name, *(own[key] for key in names)]
             cells += [equal, ", ".join(map(str, own["switches"])) or "-"]
-            lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+            lines.append("| " + " | ".join("-" if c is None else str(c) for c in cells) + " |")
     for name, own in results.items():
         lines += ["", f"## {name}", "", remote.table(own)]
     return "\n".join(lines) + "\n"

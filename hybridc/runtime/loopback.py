@@ -50,6 +50,9 @@ class Loopback:
         self._model(spec)
         return 0.0, 0.0
 
+    def check_again(self, spec: RemoteSpec) -> None:
+        """It cannot have changed."""
+
     def close(self) -> None:
         """Release the models."""
         for model in self.models.values():

@@ -28,6 +28,7 @@ from hybridc.runtime.remote_choice import Chooser
 from hybridc.runtime.remote_client import Client, connect
 from hybridc.runtime.remote_report import Beginner, Listener, RequestReport, RunReport, Status
 from hybridc.runtime.remote_settings import RemoteSettings, read_settings
+from hybridc.runtime.remote_watch import LinkWatch
 from hybridc.runtime.tensors import HOST, Place, to_array, to_tensor
 
 _LOG = logging.getLogger("hybridc.remote")
@@ -188,12 +189,12 @@ class HybridModel(Model):
         self._remote = [plan for plan in plans if plan.round_trips]
         assert manifest.link is not None
         self._chooser = Chooser(plans, manifest.link, self._local or plans[0])
+        self._link = LinkWatch(self._chooser, settings.probe_seconds, settings.probe_bytes)
         self._runs = dict.fromkeys((plan.name for plan in plans), 0)
         self._fallbacks, self._errors, self._active, self._trouble = 0, 0, 0, ""
         self._beginners: tuple[Beginner, ...] = ()
         self._state = threading.Lock()
         self._probe_thread: threading.Thread | None = None
-        self._next_probe = 0.0
         if self._local is None:
             self.probe()
             if not self._chooser.connected:
@@ -272,7 +273,7 @@ class HybridModel(Model):
     ) -> tuple[list[Any], RunReport]:
         """The results of the plan that is next, or of the one that stands in for it."""
         end = time.monotonic() + self._settings.deadline
-        plan, trouble = self._chooser.current, ""
+        plan, trouble = self._chooser.next_plan(), ""
         if plan.round_trips:
             try:
                 return self._run_plan(plan, tensors, _Call(end - self._spare(), headers))
@@ -312,6 +313,8 @@ class HybridModel(Model):
         edge = time.perf_counter() - start - call.waited
         for request in call.requests:
             self._chooser.note_exchange(request.bytes, request.network_seconds)
+        if call.requests:
+            self._link.note_call()
         with self._state:
             self._runs[plan.name] += 1
         server = sum(request.server_seconds for request in call.requests)
@@ -337,28 +340,27 @@ class HybridModel(Model):
             return
         with self._state:
             running = self._probe_thread is not None and self._probe_thread.is_alive()
-            if running or time.monotonic() < self._next_probe or self._parts is None:
+            if running or not self._link.is_due() or self._parts is None:
                 return
             self._probe_thread = threading.Thread(target=self.probe, daemon=True)
             self._probe_thread.start()
 
     def probe(self) -> None:
         """Look at the link now: whether the server has the other end, and how far it is."""
-        start = time.monotonic()
-        spec = _first_remote(self._remote[0])
-        until = start + self._settings.deadline
+        until = time.monotonic() + self._settings.deadline
+        self._client.check_again(_first_remote(self._remote[0]))
+        self._link.look(lambda count: self._measure(count, until))
+        self._watch(self._chooser.choose)
+
+    def _measure(self, count: int, until: float) -> tuple[float, float] | None:
+        """What exchanges without and with so many bytes take, if the server answers."""
         try:
-            empty, full = self._client.measure(spec, self._settings.probe_bytes, until)
+            return self._client.measure(_first_remote(self._remote[0]), count, until)
         except RemoteMissing as error:
             self._note_trouble(error)
         except Exception as error:  # such as a connection that was closed meanwhile
             self._note_trouble(RemoteMissing(f"{type(error).__name__}: {error}"))
-        else:
-            self._chooser.note_exchange(0, empty)
-            self._chooser.note_exchange(self._settings.probe_bytes, full)
-            self._watch(self._chooser.choose)
-        end = time.monotonic()
-        self._next_probe = end + max(self._settings.probe_seconds, end - start)
+        return None
 
     def _note_trouble(self, error: RemoteMissing) -> None:
         if self._parts is None:

@@ -5,10 +5,11 @@
 A plan that ran counts with its own measured times here and on the server. One that did not run
 counts with the predictions of the compile, scaled by how far these were off where plans did run.
 The link's two figures are medians of the last measurements, so that one that lies counts for
-nothing, and two that agree count at once.
+nothing, and two that agree count at once. One that is far off those before it is looked into.
 
 Another plan takes over only if it is faster by a margin and the present one has had some calls, or
-if it is far faster, or if it is a little faster by many measurements. So near the point where two
+if it is far faster, or if it is a little faster by many measurements; the first only if the many do
+not say otherwise. So near the point where two
 plans are equally fast, noise does not make the choice swing, and in the long run the choice is not
 far from the best.
 
@@ -37,9 +38,25 @@ HURRY = 0.5
 PATIENCE, FINE = 12, 0.96
 """Calls after which the medians of as many measurements count, and what share these must show."""
 
+_LONGEST = 48
+"""Most calls that a plan has to stay where two plans take over from each other in turns."""
+
+_TRIAL_SHARE, _OLD, _HOPE = 0.01, 24, 0.75
+"""Of a trial: its cost as a share of the time since the last one; calls since the plan ran; to what
+share of the least that was seen its computing may have fallen."""
+
+_EVERY = 8
+"""Calls between two looks for a plan to try."""
+
 _RECENT = 3
 _LARGE = 4096
-"""Bytes from which on the time of a call says something about the bandwidth."""
+"""Fewest bytes whose time says something about the bandwidth."""
+
+_LEAST = 0.02
+"""Share of a call's time that its bytes need at least, where the round trip hides them."""
+
+_DOUBT = 1.5
+"""A bandwidth is looked at again if a plan would take so many times as long, or as short."""
 
 
 _Recent: TypeAlias = tuple[float, ...]
@@ -52,12 +69,13 @@ def _with(recent: _Recent, value: float) -> _Recent:
 
 @dataclass(frozen=True)
 class _Times:
-    """Last measured seconds of a plan, bytes that crossed, and how often it ran."""
+    """Last measured seconds of a plan, bytes that crossed, how often it ran, and at which run."""
 
     edge: _Recent = ()
     server: _Recent = ()
     bytes: _Recent = ()
     runs: int = 0
+    last: int = 0
 
 
 class Chooser:
@@ -75,7 +93,10 @@ class Chooser:
         self._expected = link
         self._round_trips: _Recent = ()
         self._per_byte: _Recent = ()
-        self._calls = 0
+        self._last = link
+        self._calls, self._dwell = 0, DWELL
+        self._before = start
+        self._runs, self._spent = 0, 0.0
         self._lock = threading.Lock()
         self.current = start
         self.connected = False
@@ -101,10 +122,16 @@ class Chooser:
 
     def seconds(self, plan: PlanSpec, last: int = _RECENT) -> float:
         """Expected time of a run of a plan, by so many of the last measurements."""
+        computing = self._edge(plan, last) + self._server(plan, last)
+        return computing + self._waiting(plan, last)
+
+    def _waiting(self, plan: PlanSpec, last: int) -> float:
         link = self._link(last)
-        count = _median(self._times[plan.name].bytes, plan.bytes, last)
-        waiting = plan.round_trips * link.round_trip_seconds + count / link.bytes_per_second
-        return self._edge(plan, last) + self._server(plan, last) + waiting
+        moving = self._bytes(plan, last) / link.bytes_per_second
+        return plan.round_trips * link.round_trip_seconds + moving
+
+    def _bytes(self, plan: PlanSpec, last: int) -> float:
+        return _median(self._times[plan.name].bytes, plan.bytes, last)
 
     def _edge(self, plan: PlanSpec, last: int) -> float:
         ratios = ((self._times[p.name].edge[-last:], p.edge_seconds) for p in self._plans)
@@ -120,23 +147,77 @@ class Chooser:
             times = self._times[plan.name]
             if times.runs == 1:  # the first run met cold caches and sleeping threads
                 times = _Times(runs=1)
+            self._runs += 1
             there = _with(times.server, server) if plan.round_trips else ()
             count = _with(times.bytes, crossed) if plan.round_trips and crossed else ()
             here = _with(times.edge, edge)
-            self._times[plan.name] = _Times(here, there, count, times.runs + 1)
-            self._calls += 1
+            self._times[plan.name] = _Times(here, there, count, times.runs + 1, self._runs)
+            self._spent += edge + server
+            self._calls += plan == self.current
             self._choose()
 
     def note_exchange(self, count: int, seconds: float) -> None:
-        """Note how long sending and receiving so many bytes took, without the server's time."""
+        """Note how long sending and receiving so many bytes took, without the server's time.
+
+        Few bytes say something about the round trip, many about the bandwidth.
+        """
         with self._lock:
             self.connected = True
-            if count < _LARGE:
-                self._round_trips = _with(self._round_trips, seconds)
-                return
-            round_trip = self.link.round_trip_seconds
-            moving = max(seconds - round_trip, 0.1 * seconds)
-            self._per_byte = _with(self._per_byte, moving / count)
+            link = self.link
+            if count < self._telling():
+                moving = min(count / link.bytes_per_second, (1 - _LEAST) * seconds)
+                self._note_link(seconds - moving, None)
+            else:
+                moving = max(seconds - link.round_trip_seconds, _LEAST * seconds)
+                self._note_link(None, moving / count)
+
+    def note_look(self, empty: float, count: int, full: float) -> None:
+        """Note the seconds of an exchange without contents, and of one that sent so many bytes."""
+        with self._lock:
+            self.connected = True
+            self._note_link(empty, max(full - empty, _LEAST * full) / count if count else None)
+
+    def _note_link(self, round_trip: float | None, per_byte: float | None) -> None:
+        doubted = None if self.is_sure() else self._last
+        if round_trip is not None:
+            self._round_trips = _with(self._round_trips, round_trip)
+        if per_byte is not None:
+            self._per_byte = _with(self._per_byte, per_byte)
+        link = self.link
+        self._last = LinkSpec(
+            link.round_trip_seconds if round_trip is None else round_trip,
+            link.bytes_per_second if per_byte is None else 1 / max(per_byte, 1e-12),
+        )
+        if doubted is not None and self._are_alike(doubted, self._last):  # the link has changed
+            self._round_trips, self._per_byte = self._round_trips[-2:], self._per_byte[-2:]
+
+    def is_sure(self) -> bool:
+        """Whether the last measurement of the link says much the same as those before it."""
+        return self._are_alike(self.link, self._last)
+
+    def _are_alike(self, one: LinkSpec, other: LinkSpec) -> bool:
+        """Whether the largest plan would wait about as long over one link as over another."""
+        first, second = (
+            link.round_trip_seconds + self.most_bytes / link.bytes_per_second
+            for link in (one, other)
+        )
+        return first <= _DOUBT * second and second <= _DOUBT * first
+
+    def is_told(self) -> bool:
+        """Whether the calls that are made tell the bandwidth."""
+        plan, known = self.current, self.connected and self._per_byte and self.is_sure()
+        return bool(plan.round_trips and known and self._bytes(plan, _RECENT) >= self._telling())
+
+    @property
+    def most_bytes(self) -> float:
+        """Most bytes that a plan sends and receives."""
+        return max((self._bytes(plan, _RECENT) for plan in self._plans), default=0.0)
+
+    def _telling(self) -> float:
+        """Fewest bytes whose time the round trip does not hide, or half of what a plan sends."""
+        link = self.link
+        carried = link.bytes_per_second * link.round_trip_seconds
+        return max(_LARGE, min(carried, self.most_bytes) / 2)
 
     def note_failure(self) -> None:
         """Note that the server did not answer: only the plan without it is left."""
@@ -149,27 +230,62 @@ class Chooser:
         with self._lock:
             self._choose()
 
+    def next_plan(self) -> PlanSpec:
+        """The plan for the next call: the present one, or one that is tried."""
+        with self._lock:
+            if self._runs % _EVERY == 0:
+                for plan in self._able():
+                    if self._is_worth_a_trial(plan):
+                        self._spent = 0.0
+                        return plan
+            return self.current
+
+    def _is_worth_a_trial(self, plan: PlanSpec) -> bool:
+        has_run_lately = self._runs - self._times[plan.name].last < _OLD
+        if plan == self.current or has_run_lately or self._is_priced():
+            return False
+        now = self.seconds(self.current)
+        loss = self.seconds(plan) - now
+        least = self._waiting(plan, _RECENT) + _HOPE * self._least_computing(plan)
+        return loss <= _TRIAL_SHARE * self._spent and least < FINE * now
+
+    def _least_computing(self, plan: PlanSpec) -> float:
+        """Least time here and on the server: as measured, or predicted if the plan never ran."""
+        times = self._times[plan.name]
+        if times.edge:
+            return min(times.edge) + min(times.server, default=0.0)
+        edge, server = self._edge(plan, _RECENT), self._server(plan, _RECENT)
+        return min(edge, plan.edge_seconds) + min(server, plan.server_seconds)
+
+    def _able(self) -> list[PlanSpec]:
+        return [plan for plan in self._plans if self.connected or not plan.round_trips]
+
+    def _is_priced(self) -> bool:
+        return all(plan.price for plan in self._plans)
+
     def _choose(self) -> None:
-        able = [plan for plan in self._plans if self.connected or not plan.round_trips]
+        able = self._able()
         if not able:
             return
-        is_priced = all(plan.price for plan in self._plans)
-        best = min(able, key=_dollars if is_priced else self.seconds)
+        best = min(able, key=_dollars if self._is_priced() else self.seconds)
         if best == self.current:
             return
-        if self.current in able and not is_priced and not self._is_worth(best):
-            return
-        self.current = best
+        if self.current in able:
+            if not self._is_priced() and not self._is_worth(best):
+                return
+            swings = best == self._before and self._calls < 4 * self._dwell
+            self._dwell = min(2 * self._dwell, _LONGEST) if swings else DWELL
+        self._before, self.current = self.current, best
         self.switches += 1
         self._calls = 0
 
     def _is_worth(self, best: PlanSpec) -> bool:
         """Whether a plan that is faster is so by enough to take over."""
-        share = MARGIN if self._calls >= DWELL else HURRY
-        if self.seconds(best) <= share * self.seconds(self.current):
+        ratio = self.seconds(best) / max(self.seconds(self.current), 1e-9)
+        long = self.seconds(best, PATIENCE) / max(self.seconds(self.current, PATIENCE), 1e-9)
+        if ratio <= HURRY or (self._calls >= self._dwell and ratio <= MARGIN and long <= FINE):
             return True
-        slow = FINE * self.seconds(self.current, PATIENCE)
-        return self._calls >= PATIENCE and self.seconds(best, PATIENCE) <= slow
+        return self._calls >= max(PATIENCE, self._dwell) and long <= FINE
 
 
 def _dollars(plan: PlanSpec) -> float:

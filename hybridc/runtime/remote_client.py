@@ -57,7 +57,10 @@ class Client(Protocol):
         """Run a part; ``until`` is a time of ``time.monotonic``."""
 
     def measure(self, spec: RemoteSpec, count: int, until: float) -> tuple[float, float]:
-        """Seconds of a call without contents, and of one that sends so many bytes."""
+        """Seconds of a call without contents, and of one that sends so many bytes, if any."""
+
+    def check_again(self, spec: RemoteSpec) -> None:
+        """Ask once more whether the server has a part, before it is used again."""
 
     def close(self) -> None:
         """Give up connections."""
@@ -147,7 +150,7 @@ class RemoteClient:
         return self._try_all(wire, attempt, until)
 
     def measure(self, spec: RemoteSpec, count: int, until: float) -> tuple[float, float]:
-        """Seconds of a call without contents, and of one that sends so many zeros.
+        """Seconds of a call without contents, and of one that sends so many zeros; 0 for none.
 
         Raises:
             RemoteMissing: No endpoint serves the part.
@@ -156,16 +159,22 @@ class RemoteClient:
         wire = wire_spec(spec)
 
         def attempt(endpoint: _Endpoint, until: float) -> tuple[float, float]:
-            endpoint.checked.discard(wire)
             self._check(endpoint, wire, until)
             start = time.perf_counter()
             endpoint.transport.ask_live(until)
             empty = time.perf_counter() - start
+            if count == 0:
+                return empty, 0.0
             start = time.perf_counter()
             endpoint.transport.send(count, until)
             return empty, time.perf_counter() - start
 
         return self._try_all(wire, attempt, until)
+
+    def check_again(self, spec: RemoteSpec) -> None:
+        """Ask each endpoint once more what it has, before it is used for a part again."""
+        for endpoint in self._endpoints:
+            endpoint.checked.discard(wire_spec(spec))
 
     def close(self) -> None:
         """Close the connections."""

@@ -46,8 +46,9 @@ class RemoteSettings:
         deadline: Seconds within which a call ends.
         attempts: How often a request is sent at most, over all endpoints.
         plan: Name of the only plan to run; without it the loader chooses.
-        probe_seconds: Least time between two looks at the link while nothing runs on the server.
-        probe_bytes: What such a look sends.
+        probe_seconds: Least time between two looks at the link; a quarter of it, if what a call
+            took makes one doubt what is known.
+        probe_bytes: What such a look sends at first; 0 measures the round trip alone.
         compression: Whether requests and replies are compressed without loss; over HTTP only,
             since gRPC does not tell how many bytes went.
     """

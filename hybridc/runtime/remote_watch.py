@@ -1,0 +1,85 @@
+"""When to look at the link, and how much to send.
+
+Calls that use the server tell what the link is like. While they do not, an empty exchange and one
+that carries bytes tell it, every now and then. Where the round trip hides what the bytes take, more
+are sent. If what comes out is far from what was known, all this is done again at once: so a link
+that changes is believed within a moment, and one measurement that lies is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from hybridc.runtime.remote_choice import Chooser
+
+_TIMES = 3
+"""Measurements of one look at most."""
+
+_GROWTH, _MOST_BYTES = 8, 1 << 20
+"""By how much more is sent each time, and how much at most."""
+
+_HIDDEN = 0.5
+"""Bytes that take less than this share of a round trip are hidden by it."""
+
+_EARLY = 0.25
+"""The share of the time between two looks after which a doubt may bring the next."""
+
+Measure: TypeAlias = Callable[[int], tuple[float, float] | None]
+"""Gives the seconds of an empty exchange and of one with so many bytes; ``None`` if it failed."""
+
+
+class LinkWatch:
+    """Says when to look at the link, and looks.
+
+    Args:
+        chooser: Is told what was measured.
+        seconds: Least time between two looks.
+        least: Fewest bytes to send; with 0, none are sent.
+        clock: Gives the time in seconds.
+    """
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        seconds: float,
+        least: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._chooser, self._seconds, self._least, self._clock = chooser, seconds, least, clock
+        self._next = self._early = 0.0
+
+    def is_due(self) -> bool:
+        """Whether it is time for a look."""
+        return self._clock() >= self._next
+
+    def note_call(self) -> None:
+        """Have the next look soon, if what a call told of the link is doubtful."""
+        if not self._chooser.is_sure():
+            self._next = min(self._next, self._early)
+
+    def look(self, measure: Measure) -> None:
+        """Measure until it is clear what the link is like, three times at most."""
+        start = self._clock()
+        for _ in range(_TIMES):
+            found = self._measure(measure)
+            if found is None:
+                break
+            self._chooser.note_look(*found)
+            if self._chooser.is_sure():
+                break
+        end = self._clock()
+        self._next = end + max(self._seconds, end - start)
+        self._early = end + max(_EARLY * self._seconds, end - start)
+
+    def _measure(self, measure: Measure) -> tuple[float, int, float] | None:
+        """Seconds of an empty exchange, and bytes and seconds of one that is not, if it matters."""
+        count = 0 if self._chooser.is_told() else self._least
+        most = min(self._chooser.most_bytes, _MOST_BYTES)
+        while (found := measure(count)) is not None:
+            empty, full = found
+            if count == 0 or count >= most or full - empty > _HIDDEN * empty:
+                return empty, count, full
+            count = int(min(_GROWTH * count, most))
+        return None
