@@ -21,7 +21,6 @@ from hybridc.frontend.pipe import Stage
 
 if TYPE_CHECKING:
     from hybridc.compiler import Report
-    from hybridc.runtime.chain import StageSpec
 
 Values = Mapping[str, Any]
 CompileStage = Callable[[Stage, Path, Values, Sequence[Path]], "Report"]
@@ -59,34 +58,57 @@ def compile_chain(
     Raises:
         UsageError: An option is for one bundle only, or the folder cannot be written.
     """
-    from hybridc.bundle.read import open_bundle
-    from hybridc.runtime.chain import CHAIN, SCHEMA, ChainSpec, StageSpec
-
     _check(output, values)
     if values["remote"] is not None and values["repository"] is None:
         values = {**values, "repository": output.with_name(f"{output.name}-repository")}
-    reports: dict[str, Report] = {}
-    specs: list[StageSpec] = []
     with staging_folder(output) as folder, TemporaryDirectory() as scratch:
         known = _Samples(samples, Path(scratch))
-        for number, stage in enumerate(stages):
-            own = _values_of(stage, stages, values)
-            given = known.before(stage)
-            place = folder / stage.name
-            report = _compile(stage, place, own, given, compile_stage)
-            reports[stage.name] = dataclasses.replace(report, output=output / stage.name)
-            specs.append(StageSpec(stage.name, open_bundle(place).digest, stage.step))
-            if number + 1 < len(stages):
-                known.after(place)
+        reports = _compile_stages(stages, folder, values, known, compile_stage)
         _refuse_idle_server(values, reports)
-        text = json.dumps(dataclasses.asdict(ChainSpec(SCHEMA, tuple(specs))), indent=1)
-        (folder / CHAIN).write_text(text + "\n", "utf-8")
-        folder.chmod(0o755)
-        if output.exists():
-            shutil.rmtree(output)
-        os.rename(folder, output)
-        folder.mkdir()
+        _write_chain(stages, folder)
+        _publish(folder, output)
+    return {
+        name: dataclasses.replace(report, output=output / name) for name, report in reports.items()
+    }
+
+
+def _compile_stages(
+    stages: Sequence[Stage],
+    folder: Path,
+    values: Values,
+    known: _Samples,
+    compile_stage: CompileStage,
+) -> dict[str, Report]:
+    """Compile each stage to a bundle in a folder, with inputs that those before it give."""
+    reports = {}
+    for stage in stages:
+        own, given = _values_of(stage, stages, values), known.before(stage)
+        reports[stage.name] = _compile(stage, folder / stage.name, own, given, compile_stage)
+        if stage is not stages[-1]:
+            known.after(folder / stage.name)
     return reports
+
+
+def _write_chain(stages: Sequence[Stage], folder: Path) -> None:
+    """Write what the chain of the bundles in a folder is."""
+    from hybridc.bundle.read import open_bundle
+    from hybridc.runtime.chain import CHAIN, SCHEMA, ChainSpec, StageSpec
+
+    specs = tuple(
+        StageSpec(stage.name, open_bundle(folder / stage.name).digest, stage.step)
+        for stage in stages
+    )
+    text = json.dumps(dataclasses.asdict(ChainSpec(SCHEMA, specs)), indent=1)
+    (folder / CHAIN).write_text(text + "\n", "utf-8")
+
+
+def _publish(folder: Path, output: Path) -> None:
+    """Move a chain to its place, where one that was there before goes; an empty folder stays."""
+    folder.chmod(0o755)
+    if output.exists():
+        shutil.rmtree(output)
+    os.rename(folder, output)
+    folder.mkdir()
 
 
 def _check(output: Path, values: Values) -> None:

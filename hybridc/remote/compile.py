@@ -147,21 +147,45 @@ def compile_hybrid(
     if server.updates:
         chosen, plan = replaceable(chosen), dataclasses.replace(plan, model_sha256="")
     with staging_folder(server.repository) as there, staging_folder(output) as here:
+        building = _Build(source, graph_model, prepared, options, server, there, plan)
         try:
-            building = _Build(source, graph_model, prepared, options, server, there, plan)
-            progress(f"[4/6] building {len(chosen.all)} plans")
-            plans, edge, notes = _build_plans(building, request, chosen, placed)
-            manifest = _edge_manifest(building, edge, plans, chosen)
-            progress("[5/6] computing the reference")
-            samples = list(make_samples(model, edge, manifest, options))
-            manifest = write_bundle(here, edge, manifest, samples)
-            progress("[6/6] checking every plan in a fresh process")
-            more_notes, errors = _check(here, there, manifest, options)
-            _publish_repository(there, server)
-            manifest = _publish_edge(here, output, edge, manifest, server)
+            return _write(building, request, chosen, placed, here, output, progress)
         except OSError as error:
             raise storage_error(error, output) from error
-    return Report(output, manifest, (*prepared.notes, *notes, *more_notes), errors)
+
+
+def _write(
+    building: _Build,
+    request: Request,
+    chosen: Chosen,
+    placed: Placed,
+    staging: Path,
+    output: Path,
+    progress: Progress,
+) -> Report:
+    """Build the plans and check them; then both ends appear at their places.
+
+    Args:
+        building: What is known.
+        request: What the placement was asked for.
+        chosen: The plans.
+        placed: The first of them.
+        staging: Where the edge bundle is written.
+        output: Where it goes.
+        progress: Is told of each step.
+    """
+    options, server = building.options, building.server
+    progress(f"[4/6] building {len(chosen.all)} plans")
+    plans, edge, notes = _build_plans(building, request, chosen, placed)
+    manifest = _edge_manifest(building, edge, plans, chosen)
+    progress("[5/6] computing the reference")
+    samples = list(make_samples(building.source.path, edge, manifest, options))
+    manifest = write_bundle(staging, edge, manifest, samples)
+    progress("[6/6] checking every plan in a fresh process")
+    more_notes, errors = _check(staging, building.folder, manifest, options)
+    _publish_repository(building.folder, server)
+    manifest = _publish_edge(staging, output, edge, manifest, server)
+    return Report(output, manifest, (*building.prepared.notes, *notes, *more_notes), errors)
 
 
 def _publish_edge(

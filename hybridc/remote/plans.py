@@ -160,13 +160,10 @@ def choose_plans(
     links = [LinkSpec(link.round_trip_seconds, rate) for rate in BANDWIDTHS]
     asked = [_faster(own, shrink(encoding)) for own in (link, *links)] if encoding else links
     local, why_not = _local(graph, request, first)
-    found: dict[tuple[int, ...], Candidate] = {}
     decisions = [first.decision, *_decisions(graph, request, first, asked)]
     if rate is not None:
         decisions = _by_price(request, decisions, rate, encoding)
-    for decision in decisions:
-        if decision.placement not in found:
-            found[decision.placement] = _candidate(graph, request, decision, encoding)
+    found = _candidates(graph, request, decisions, encoding)
     remote = [candidate for candidate in found.values() if candidate.round_trips]
     if not remote:
         raise _nothing_for_the_server(request, first.decision)
@@ -177,6 +174,17 @@ def choose_plans(
         remote.append(_candidate(graph, request, everything, encoding))
     kept = _keep(remote, local, [link, *links], most, everything)
     return Chosen(local, why_not, kept, link)
+
+
+def _candidates(
+    graph: ir.Graph, request: Request, decisions: Sequence[Decision], encoding: str | None
+) -> dict[tuple[int, ...], Candidate]:
+    """What each placement would be as a plan, in their order."""
+    found: dict[tuple[int, ...], Candidate] = {}
+    for decision in decisions:
+        if decision.placement not in found:
+            found[decision.placement] = _candidate(graph, request, decision, encoding)
+    return found
 
 
 def _by_price(
