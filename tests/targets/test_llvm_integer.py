@@ -21,6 +21,7 @@ from hybridc.targets.llvm.build import fuse, legalize  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
 from hybridc.targets.llvm.schedules import amx_tiles, schedule_module  # noqa: E402
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products  # noqa: E402
+from hybridc.targets.llvm.schedules.integer_tiles import QUADS, Geometry  # noqa: E402
 from hybridc.targets.protocol import Section  # noqa: E402
 from tvm import relax  # noqa: E402
 
@@ -168,7 +169,7 @@ POINTWISE = {"pads": [0, 0, 0, 0], "stride": 1, "dilation": 1}
 
 
 @TILES
-@settings(SMALL, max_examples=16)
+@settings(SMALL, max_examples=10)
 @given(convolutions(), st.integers(16, 80), st.integers(1, 150))
 @example(EXAMPLE, 48, 34)
 @example(EXAMPLE | {"x": (2, 7, 7, 0)}, 32, 64)
@@ -226,6 +227,17 @@ def check_convolution(cpu: str, case: dict[str, Any], instruction: str = "") -> 
 @example([17], 64, 128, ("int8", 0), ("int8", 0))
 def test_matrix_products(cpu, rows, inner, columns, left, right):
     check_matrix_product(cpu, rows, inner, columns, left, right)
+
+
+@pytest.mark.parametrize("length", range(1, 70))
+def test_tiles_cover_a_run(length):
+    """Tiles of a run of positions reach all of them, and none beyond its ends."""
+    one = [QUADS, 1, 1, length, 64, 64, 1, 1, 1, 1, 0, 0, 16, 4]
+    walk = amx_tiles.walk_of(Geometry(*one), 1)
+    first = [min(b * walk.block, walk.length - walk.block) for b in range(walk.blocks)]
+    reached = {b + s + row for b in first for s in walk.starts for row in range(walk.rows)}
+    assert reached == set(range(length))
+    assert walk.rows <= amx_tiles.ROWS
 
 
 @TILES

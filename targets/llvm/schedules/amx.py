@@ -270,8 +270,8 @@ class _Emitter:
             start = tirx.Var("start", "int64")
             last = int64(g.filters - g.panel)
             statements: list[Any] = [tirx.Bind(start, tirx.min((first + slot) * g.panel, last))]
-            for tile in range(walk.tiles):
-                at = position + tile * walk.rows
+            for tile, offset in enumerate(walk.starts):
+                at = position + offset
                 statements.append(self._finished(run, at, start, sums, slot, tile))
             return sequence(statements)
 
@@ -321,8 +321,8 @@ class _Emitter:
             at = [panel, i, j, p, int64(vector * span.depth * ROWS)]
             register, place = _register(_WEIGHTS + vector), _address(self.weight, *at)
             statements.append(_intrinsic("tileloadd64", register, place, int64(TILED)))
-        for tile in range(walk.tiles):
-            at = self._source(run, position + tile * walk.rows, i, j, p)
+        for tile, offset in enumerate(walk.starts):
+            at = self._source(run, position + offset, i, j, p)
             register, place = _register(_DATA + tile), _address(self.data, *at)
             statements.append(_intrinsic("tileloadd64", register, place, stride))
         for tile in range(walk.tiles):

@@ -93,9 +93,14 @@ class Walk:
     rows: int
 
     @property
+    def starts(self) -> tuple[int, ...]:
+        """First position of each tile of a block; the second may overlap the first in a run."""
+        return (0, min(self.rows, self.length - self.rows))[: self.tiles]
+
+    @property
     def block(self) -> int:
         """Positions of a block."""
-        return self.tiles * self.rows
+        return self.starts[-1] + self.rows
 
     @property
     def blocks(self) -> int:
