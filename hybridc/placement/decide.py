@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from hybridc.cost_models.cost import MEASURED
 from hybridc.errors import BudgetError, UnsupportedError, UsageError
 from hybridc.placement.conflict import smallest_conflict
 from hybridc.placement.cost_graph import CostGraph, make_cost_graph
@@ -30,6 +31,7 @@ from hybridc.placement.problem import (
 )
 from hybridc.placement.rules import Exclusions, LimitRule, Rule, Rules, exclude, leaking_outputs
 from hybridc.placement.solvers.choose import DEFAULT_SECONDS, solve
+from hybridc.placement.solvers.one_device import prefer_one_device
 from hybridc.placement.solvers.stages import prefer_stages
 from hybridc.targets.protocol import Device
 
@@ -239,7 +241,19 @@ def _solve(case: _Case, graph: CostGraph, hardware: Hardware) -> Costs:
         solution = prefer_stages(problem, solve(problem, case.request.seconds))
     except Infeasible as error:
         raise _over_budget(case, graph, hardware, error.proven) from error
+    if _is_measured(problem, graph, hardware):
+        solution = prefer_one_device(problem, solution)
     return Costs(graph, hardware, problem, solution)
+
+
+def _is_measured(problem: Problem, graph: CostGraph, hardware: Hardware) -> bool:
+    """Whether all that is computed was measured, on each device that may compute it."""
+    return all(
+        hardware.estimate(group.work, hardware.names[device]).source == MEASURED
+        for group, allowed in zip(graph.groups, problem.allowed, strict=True)
+        if not group.work.is_view
+        for device in allowed
+    )
 
 
 def _problem(case: _Case, graph: CostGraph, hardware: Hardware, rules: Sequence[Rule]) -> Problem:

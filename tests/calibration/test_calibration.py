@@ -107,8 +107,12 @@ def test_a_plan_by_measured_costs(calibration, monkeypatch, how):
         costs = {cost["device"]: cost for cost in group["costs"]}
         for name in ("llvm:0", "llvm:1"):
             rows = machine["devices"][name]["measurements"]
-            times = {row["work"]["signature"]: row["seconds"] for row in rows}
-            assert costs[name]["seconds"] == times[group["work"]["signature"]]
+            by_signature = {row["work"]["signature"]: row for row in rows}
+            row = by_signature[group["work"]["signature"]]
+            if row["spread"] >= 1:  # lost, on a machine that has much else to do
+                assert costs[name]["source"] != MEASURED
+                continue
+            assert costs[name]["seconds"] == row["seconds"]
             assert costs[name]["source"] == MEASURED
 
 
