@@ -10,8 +10,9 @@ A tensor is quantized once, however many read it. Results of convolutions and of
 images are quantized too, for all who read them: what lies in memory between two kernels is 8 bits
 wide. Where a Relu follows, its result is quantized instead. Behind a convolution of single pixels,
 so is that of any element-wise work with constants, which is then done on the sums, in registers,
-with no rounding before it. What others compute, such as normalizations, is quantized only for
-integer operators: the residuals of a transformer stay float.
+with no rounding before it, nor behind it if no integer operator reads it. What others compute,
+such as normalizations, is quantized only for integer operators: the residuals of a transformer
+stay float.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def insert_qdq(
         ranges: Lowest and highest number of each tensor that they read or make.
     """
     whole = ir.from_proto(model)
-    writer = _Writer(Editor(whole.graph), ranges, whole.graph.opset_imports.get("", 0))
+    opset = whole.graph.opset_imports.get("", 0)
+    writer = _Writer(Editor(whole.graph), ranges, opset, frozenset(nodes))
     before = list(whole.graph)
     for node, following in zip(before, [*before[1:], None], strict=True):
         if node.name in nodes:
@@ -98,6 +100,7 @@ class _Writer:
         editor: Of the graph.
         ranges: By name of a tensor.
         opset: Of the model.
+        nodes: Names of the nodes that are to be quantized.
         rounded: A tensor's numbers after rounding, by the tensor.
         scales: By what was rounded.
     """
@@ -105,6 +108,7 @@ class _Writer:
     editor: Editor
     ranges: Mapping[str, Range]
     opset: int
+    nodes: frozenset[str]
     rounded: dict[ir.Value, ir.Value] = field(default_factory=dict)
     scales: dict[ir.Value, Scale] = field(default_factory=dict)
 
@@ -125,6 +129,8 @@ class _Writer:
         reader, last = only_reader(result), last_of_chain(node)
         if last is not node and str(last.outputs[0].name) in self.ranges:
             following, result = _after(last), last.outputs[0]
+            if not any(use.node.name in self.nodes for use in result.uses()):
+                return
         elif reader is not None and reader.op_type == "Relu" and not reader.domain:
             following, result = _after(reader), reader.outputs[0]
         if following is None or str(result.name) not in self.ranges:

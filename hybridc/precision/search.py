@@ -5,7 +5,8 @@ a knapsack: each layer has a price, what it alone costs in accuracy, and a worth
 is predicted to save. Layers are taken in the order of price over worth, which is the best choice
 for a sum but for the last layer. How many of them the budget allows is measured, not added up: at a
 few counts for the curve, and between the last that keeps the budget and the first that does not by
-halving.
+halving. Errors do not quite add, and the next layer in the order may be one that does not fit where
+others behind it do. So these are tried one by one, too.
 
 What is measured on the samples that were calibrated with comes out a little better on others.
 Therefore only a part of what the budget allows is used; the rest is for samples not seen.
@@ -14,7 +15,7 @@ Therefore only a part of what the budget allows is used; the rest is for samples
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridc.precision.budget import Budget
@@ -23,8 +24,11 @@ from hybridc.precision.samples import Sample, Samples
 from hybridc.precision.static import Calibrated, sensitivities
 from hybridc.reference import open_session
 
-TRIED, MEASURED = 8, 24
-"""Samples for the error of single layers, and for that of choices."""
+MEASURED = 24
+"""Samples for errors, of single layers and of choices: the same, since the worst of them counts."""
+
+EXTRA = 24
+"""Layers that are tried behind the first one that does not fit."""
 
 POINTS = 8
 """Counts that are measured for the curve, besides none."""
@@ -110,35 +114,64 @@ def search(calibrated: Calibrated, samples: Samples, budget: Budget, cost: Model
         budget: What must be kept.
         cost: What its layers cost.
     """
-    errors = sensitivities(calibrated, itertools.islice(samples, TRIED))
+    measured = _spread(samples)
+    errors = sensitivities(calibrated, measured)
     worth = {name: cost.layers[name].saved_seconds for name in calibrated.anchors}
     useful = [name for name in calibrated.anchors if worth[name] > 0]
     order = sorted(useful, key=lambda name: max(errors[name], 0.0) / worth[name])
-    measure = _measurer(calibrated, _spread(samples), budget)
+    measure = _measurer(calibrated, measured, budget)
     points: dict[int, Point] = {}
+
+    def point_of(chosen: list[str]) -> Point:
+        value = measure(chosen)
+        seconds = cost.seconds - sum(worth[name] for name in chosen)
+        size = cost.bytes - sum(cost.layers[name].saved_bytes for name in chosen)
+        return Point(len(chosen), value, seconds, size, has_room(budget, value))
 
     def try_count(count: int) -> bool:
         if count not in points:
-            chosen = order[:count]
-            value = measure(chosen)
-            seconds = cost.seconds - sum(worth[name] for name in chosen)
-            size = cost.bytes - sum(cost.layers[name].saved_bytes for name in chosen)
-            points[count] = Point(count, value, seconds, size, has_room(budget, value))
+            points[count] = point_of(order[:count])
         return points[count].is_kept
 
     count = _most(len(order), try_count)
-    layers = [Layer(n, errors[n], worth[n], "int8") for n in order[:count]]
-    layers += [
-        Layer(n, errors[n], worth[n], "fp32", "the budget has no room for its error")
-        for n in order[count:]
-    ]
-    layers += [
-        Layer(n, errors[n], 0.0, "fp32", "int8 is not predicted to be faster")
-        for n in calibrated.anchors
-        if n not in useful
-    ]
+    chosen = order[:count]
+    if try_count(0):
+        others = order[count + 1 : count + 1 + EXTRA]
+        chosen += _that_fit_too(chosen, others, lambda names: point_of(names).is_kept)
+    if len(chosen) > count:
+        order = [*chosen, *(name for name in order if name not in chosen)]
+        asked, points, count = [*points, len(chosen)], {}, len(chosen)
+        for number in asked:
+            try_count(number)
+    layers = _layers(calibrated.anchors, order, count, errors, worth)
     curve = tuple(points[key] for key in sorted(points))
-    return Found(budget.metric, budget.bound, cost.profile, count, tuple(layers), curve)
+    return Found(budget.metric, budget.bound, cost.profile, count, layers, curve)
+
+
+def _layers(
+    anchors: Sequence[str],
+    order: Sequence[str],
+    count: int,
+    errors: Mapping[str, float],
+    worth: Mapping[str, float],
+) -> tuple[Layer, ...]:
+    """What becomes of each layer: the first ``count`` in the order are in int8."""
+    full, slow = "the budget has no room for its error", "int8 is not predicted to be faster"
+    chosen = [Layer(n, errors[n], worth[n], "int8") for n in order[:count]]
+    left = [Layer(n, errors[n], worth[n], "fp32", full) for n in order[count:]]
+    useless = [Layer(n, errors[n], 0.0, "fp32", slow) for n in anchors if n not in order]
+    return (*chosen, *left, *useless)
+
+
+def _that_fit_too(
+    chosen: Sequence[str], others: Sequence[str], is_kept: Callable[[list[str]], bool]
+) -> list[str]:
+    """Those of other layers that, one after the other, join the chosen and keep the budget."""
+    joined: list[str] = []
+    for name in others:
+        if is_kept([*chosen, *joined, name]):
+            joined.append(name)
+    return joined
 
 
 def has_room(budget: Budget, value: float) -> bool:

@@ -14,7 +14,7 @@ from hybridc.precision.budget import parse_budget
 from hybridc.precision.costs import predict
 from hybridc.precision.curve import as_json, as_svg, as_table
 from hybridc.precision.samples import load_samples
-from hybridc.precision.search import has_room, search
+from hybridc.precision.search import _that_fit_too, has_room, search
 from hybridc.precision.static import calibrate_model
 from tests.models import save
 from tests.precision.data import network, samples, write_samples
@@ -59,6 +59,15 @@ def test_the_curve_rises_in_error_and_falls_in_time_and_size(found):
         assert after.bytes < before.bytes
     assert points[0].value == pytest.approx(0, abs=1e-5)
     assert points[-1].value > 0
+
+
+def test_layers_behind_one_that_does_not_fit_are_tried():
+    def is_kept(names):
+        return sum(prices[name] for name in names) <= 10
+
+    prices = {"a": 6, "b": 5, "c": 3, "d": 2, "e": 1}
+    assert _that_fit_too(["a"], ["b", "c", "d", "e"], is_kept) == ["c", "e"]
+    assert _that_fit_too(["a"], ["b"], is_kept) == []
 
 
 def test_a_part_of_the_budget_is_left_for_other_samples():

@@ -211,3 +211,6 @@ def test_activations_behind_pixels_are_computed_before_rounding(kernel):
     rounded = [n.input[0] for n in int8.graph.node if n.op_type == "QuantizeLinear"]
     assert ("c" in rounded) == (kernel == 3)
     assert "m" in rounded
+    last = calibrated.quantized(["first"])
+    rounded = [n.input[0] for n in last.graph.node if n.op_type == "QuantizeLinear"]
+    assert rounded == (["x", "c"] if kernel == 3 else ["x"])
