@@ -9,7 +9,9 @@ halving. Errors do not quite add, and the next layer in the order may be one tha
 others behind it do. So these are tried one by one, too.
 
 What is measured on the samples that were calibrated with comes out a little better on others.
-Therefore only a part of what the budget allows is used; the rest is for samples not seen.
+Therefore only a part of what the budget allows is used; the rest is for samples not seen. The worst
+sample of many is worse than that of a few, so the choice is measured once more on many samples, and
+halved until it keeps the budget there.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ from hybridc.reference import open_session
 MEASURED = 24
 """Samples for errors, of single layers and of choices: the same, since the worst of them counts."""
 
+CHECKED = 128
+"""Samples that the final choice is measured on, at most."""
+
 EXTRA = 24
 """Layers that are tried behind the first one that does not fit."""
 
 POINTS = 8
 """Counts that are measured for the curve, besides none."""
 
-USED = 0.7
+USED = 0.5
 """Share of what the budget allows that is used on samples that were calibrated with."""
 
 
@@ -143,6 +148,11 @@ def search(calibrated: Calibrated, samples: Samples, budget: Budget, cost: Model
         asked, points, count = [*points, len(chosen)], {}, len(chosen)
         for number in asked:
             try_count(number)
+    if count and samples.count > len(measured):
+        check = _measurer(calibrated, _spread(samples, CHECKED), budget)
+        while count and not has_room(budget, check(order[:count])):
+            count //= 2
+        try_count(count)
     layers = _layers(calibrated.anchors, order, count, errors, worth)
     curve = tuple(points[key] for key in sorted(points))
     return Found(budget.metric, budget.bound, cost.profile, count, layers, curve)
@@ -211,7 +221,7 @@ def _measurer(
     return measure
 
 
-def _spread(samples: Samples) -> list[Sample]:
+def _spread(samples: Samples, most: int = MEASURED) -> list[Sample]:
     """Samples from all of them, evenly."""
-    step = max(1, samples.count // MEASURED)
-    return list(itertools.islice(samples, 0, step * MEASURED, step))
+    step = max(1, samples.count // most)
+    return list(itertools.islice(samples, 0, step * most, step))
