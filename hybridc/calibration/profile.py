@@ -27,7 +27,7 @@ from hybridc.cost_models.device import (
 from hybridc.cost_models.link import Route
 from hybridc.cost_models.operators import CONVOLUTION, PRODUCT
 from hybridc.errors import UsageError
-from hybridc.runtime import cuda
+from hybridc.runtime import cuda, opencl
 from hybridc.runtime.threads import Cores
 
 _CERTAIN = 0.5
@@ -177,6 +177,8 @@ def memory_bytes(spec: DeviceSpec) -> int:
     """Size of the memory that a device computes in."""
     if spec.kind == "cuda":
         return cuda.devices()[0].memory_bytes
+    if spec.kind == "opencl":
+        return opencl.choose(spec.device_code, spec.name).memory_bytes
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -184,6 +186,10 @@ def device_name(spec: DeviceSpec, cores: Cores) -> str:
     """A device in words."""
     if spec.kind == "cuda":
         return cuda.devices()[0].name
+    if spec.kind == "opencl":
+        found = opencl.choose(spec.device_code, spec.name)
+        if found.kind != "cpu":
+            return f"{found.name}, by OpenCL"
     count = f"{len(cores)} core{'s' * (len(cores) != 1)}"
     return f"{processor_name()}, {count}" + ("" if spec.architecture else f", {spec.built_for}")
 

@@ -22,11 +22,13 @@ from hybridc.cost_models.operators import (
     VIEW,
 )
 
+from hybridc.bundle.manifest import DeviceSpec
 from hybridc.bundle.read import open_bundle
 from hybridc.calibration.micro import micro_model
 from hybridc.calibration.record import CALIBRATION, from_json
 from hybridc.calibration.timing import Timing
 from hybridc.errors import BundleError, UsageError
+from hybridc.runtime import opencl
 from hybridc.runtime.__main__ import COMPILER
 from tests.models import branched_model, make_model, node, save
 from tests.support import assert_refused, hybridc
@@ -170,6 +172,23 @@ def test_micro_kernels_are_of_all_common_classes():
     assert all(work.is_known for work in works)
     kinds = {work.nodes[0].kind for work in works}
     assert kinds >= {CONVOLUTION, DEPTHWISE, ELEMENTWISE, MOVEMENT, PRODUCT}
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(("opencl_1.2",), "Adreno, by OpenCL"), (("device=cpu",), ", 2 cores")]
+)
+def test_opencl_devices_are_described_as_their_driver_does(monkeypatch, code, name):
+    from hybridc.calibration.profile import device_name, memory_bytes
+
+    kinds = {"Adreno": ("gpu", 4 << 30), "PoCL": ("cpu", 1 << 30)}
+    devices = [
+        opencl.OpenclDevice(i, n, kind, "", "", "", "", frozenset(), memory, 256, 32768)
+        for i, (n, (kind, memory)) in enumerate(kinds.items())
+    ]
+    monkeypatch.setattr(opencl, "devices", lambda: devices)
+    spec = DeviceSpec("opencl:0", "opencl", "", "", device_code=code)
+    assert device_name(spec, (0, 1)).endswith(name)
+    assert memory_bytes(spec) == (1 << 30 if "cpu" in code[0] else 4 << 30)
 
 
 def test_routes_are_found_from_copies():
