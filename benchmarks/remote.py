@@ -216,7 +216,7 @@ def measure(
     for megabits in options.megabits:
         for round_trip in options.round_trips:
             link = Link(address, megabits * 1e6 / 8, round_trip / 2e3)
-            with contextlib.ExitStack() as stack:
+            with contextlib.closing(link), contextlib.ExitStack() as stack:
                 models = [
                     stack.enter_context(load(bundle, link, options, plan))
                     for plan in ("local", "remote", None)
@@ -226,7 +226,6 @@ def measure(
                 check = functools.partial(_same, expected, _LIMITS[options.precision])
                 times = _medians(calls, options.seconds, check)
                 status = models[2].status
-            link.close()
             yield Result(
                 megabits, round_trip, *times, status.plan, status.switches, status.fallbacks
             )

@@ -15,6 +15,7 @@ and all that the CPU can do. ``benchmarks/remote.py`` says what ``DIR`` is, and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -114,7 +115,7 @@ def switch(
 ) -> Switching:
     """Let the link drop and return, then hold it where two plans are equal."""
     link = Link(address, FAST * 1e6 / 8, options.round_trips[0] / 2e3)
-    with remote.load(bundle, link, options, None) as model:
+    with contextlib.closing(link), remote.load(bundle, link, options, None) as model:
         remote.settle(model, inputs)
         fast = model.status.plan
         link.rate = SLOW * 1e6 / 8
@@ -129,7 +130,6 @@ def switch(
         back_plan = model.status.plan
         rate = _equal_rate(model, fast, slow)
         switches = tuple(_hover(model, inputs, link, rate)) if rate else ()
-    link.close()
     equal = rate * 8e-6 if rate else None
     return Switching(fast, slow, away, back, back_plan, equal, switches)
 
