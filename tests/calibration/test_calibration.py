@@ -186,7 +186,7 @@ def test_opencl_devices_are_described_as_their_driver_does(monkeypatch, code, na
         for i, (n, (kind, memory)) in enumerate(kinds.items())
     ]
     monkeypatch.setattr(opencl, "devices", lambda: devices)
-    spec = DeviceSpec("opencl:0", "opencl", "", "", device_code=code)
+    spec = DeviceSpec("opencl:0", "opencl", "", "x86_64", device_code=code)
     assert device_name(spec, (0, 1)).endswith(name)
     assert memory_bytes(spec) == (1 << 30 if "cpu" in code[0] else 4 << 30)
 
