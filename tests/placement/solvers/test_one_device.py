@@ -4,9 +4,14 @@ import dataclasses
 
 import pytest
 
-from hybridc.placement.problem import SECONDS, Figure, objective
+from hybridc.placement.problem import SECONDS, Figure, Tensor, Way, objective
 from hybridc.placement.solvers.choose import solve
-from hybridc.placement.solvers.one_device import NEARLY, prefer_one_device
+from hybridc.placement.solvers.one_device import (
+    DOUBT_SECONDS,
+    NEARLY,
+    handed_over,
+    prefer_one_device,
+)
 from tests.placement.solvers.problems import make_problem
 
 
@@ -27,6 +32,23 @@ def test_a_split_has_to_be_worth_it(gain, is_split):
     assert found.placement == ((0, 0, 1, 0) if is_split else (0, 0, 0, 0))
     assert found.bound == best.bound, "the gap tells what was given up"
     assert objective(problem, found.placement) <= (1 + NEARLY) * best.bound
+
+
+@pytest.mark.parametrize(("tensors", "is_split"), [(1, True), (3, True), (5, False)])
+def test_what_is_handed_over_is_in_doubt(tensors, is_split):
+    """A split wins five times what is in doubt of one tensor that is handed over."""
+    gain = 5 * DOUBT_SECONDS
+    rows = ((1e-3, 2.0), (1e-3, 2.0), (1e-3, 1e-3 - gain), (1e-3, 2.0))
+    free = {(a, b): Way(0.0, 0.0) for a in range(2) for b in range(4)}
+    problem = dataclasses.replace(
+        split_problem(0.0),
+        figures={SECONDS: Figure(rows, free)},
+        tensors=tuple(Tensor(f"t{i}", 4, 1, (2, 3)) for i in range(tensors)),
+    )
+    best = solve(problem)
+    assert best.placement == (0, 0, 1, 0)
+    assert handed_over(problem, best.placement) == tensors
+    assert (prefer_one_device(problem, best) == best) is is_split
 
 
 def test_limits_are_kept_and_other_objectives_stay():
