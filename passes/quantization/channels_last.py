@@ -15,9 +15,7 @@ import onnx_ir as ir
 from hybridc.passes.editor import Editor, contents, dims_of, static_shape
 from hybridc.passes.infer_shapes import InferShapes
 from hybridc.passes.quantization.fuse_regions import FIRST_TO_LAST, LAST_TO_FIRST, MICROSOFT
-
-MIN_FILTERS = 8
-"""Filters below which a convolution has no integer kernel; the rest is filled up with zeros."""
+from hybridc.passes.quantization.quantized import MIN_FILTERS, without_filling
 
 _BY_FILTER = (3, 4, 5, 8)
 """Inputs of QLinearConv that have an element for each filter: weight, scale, zero point, bias."""
@@ -136,11 +134,7 @@ def _between(
         dtype=dtype,
     )
     if filled:
-        bounds = [
-            editor.constant(np.array([number], np.int64), f"{value.name}__{what}")
-            for what, number in (("start", 0), ("end", sizes[3]), ("axis", 3))
-        ]
-        value = editor.emit(node, "Slice", [value, *bounds], sizes, dtype=dtype)
+        value = without_filling(editor, node, value, sizes)
     back = editor.emit(node, "Transpose", [value], result, {"perm": LAST_TO_FIRST})
     editor.replace(node.outputs[0], back)
 

@@ -25,12 +25,14 @@ import numpy as np
 import onnx_ir as ir
 from hybridc.passes.editor import Array, Editor, contents, dims_of, only_reader
 from hybridc.passes.quantization.quantized import (
+    MIN_FILTERS,
     Quantized,
     dequantized,
     is_bytes,
     is_pointwise,
     quantizer,
     result_of,
+    without_filling,
 )
 
 MICROSOFT = "com.microsoft"
@@ -182,9 +184,13 @@ def _pixels(editor: Editor, node: ir.Node, data: Quantized, weight: Quantized) -
     if not is_pointwise(node) or np.any(weight.zeros) or reader is None:
         return
     stem = node.outputs[0].name
-    matrix = editor.constant(known.reshape(known.shape[:2]).T, f"{stem}__matrix")
+    filters, channels = known.shape[:2]
+    missing = max(0, MIN_FILTERS - filters)
+    whole = np.pad(known.reshape(filters, channels).T, [(0, 0), (0, missing)])
+    matrix = editor.constant(whole, f"{stem}__matrix")
     scales = (data.scales * weight.scales).astype(np.float32)
-    pixels = [result[i] for i in FIRST_TO_LAST]
+    sizes = [result[i] for i in FIRST_TO_LAST]
+    pixels = [*sizes[:3], filters + missing]
     moved = [dims[i] for i in FIRST_TO_LAST]
     attributes: dict[str, object] = {"perm": FIRST_TO_LAST}
     last = editor.emit(node, "Transpose", [data.value], moved, attributes, dtype=data.dtype)
@@ -193,8 +199,11 @@ def _pixels(editor: Editor, node: ir.Node, data: Quantized, weight: Quantized) -
     attributes = {"to": ir.DataType.FLOAT}
     value = editor.emit(node, "Cast", [sums], pixels, attributes, dtype=ir.DataType.FLOAT)
     for operator, array in (("Mul", scales), ("Add", bias.astype(np.float32))):
-        operand = editor.constant(array, f"{stem}__{operator.lower()}")
+        filled = np.pad(array, (0, missing)) if array.size == filters else array
+        operand = editor.constant(filled, f"{stem}__{operator.lower()}")
         value = editor.emit(node, operator, [value, operand], pixels)
+    if missing:
+        value = without_filling(editor, node, value, sizes)
     back = editor.emit(node, "Transpose", [value], result, {"perm": LAST_TO_FIRST})
     editor.replace(node.outputs[0], back)
 

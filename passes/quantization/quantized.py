@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from hybridc.passes.editor import Array, contents, dims_of, only_reader
+from hybridc.passes.editor import Array, Dims, Editor, contents, dims_of, only_reader
+
+MIN_FILTERS = 8
+"""Filters below which a convolution has no integer kernel; the rest is filled up with zeros."""
 
 _BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 
@@ -106,6 +109,15 @@ def is_pointwise(node: ir.Node) -> bool:
     pads = node.attributes.get("pads")
     padded = (pads is not None and any(pads.value)) or "auto_pad" in node.attributes
     return single and not padded and (strides is None or set(strides.value) == {1})
+
+
+def without_filling(editor: Editor, node: ir.Node, value: ir.Value, dims: Dims) -> ir.Value:
+    """The first channels of a result whose channels come last: as many as ``dims`` says."""
+    bounds = [
+        editor.constant(np.array([number], np.int64), f"{value.name}__{what}")
+        for what, number in (("start", 0), ("end", dims[3]), ("axis", 3))
+    ]
+    return editor.emit(node, "Slice", [value, *bounds], dims)
 
 
 def is_bytes(quantized: Quantized | None) -> bool:
