@@ -202,3 +202,13 @@ def test_images_share_a_panel_that_is_large(cpu: Cpu) -> None:
     assert loop_order(large, 4) == ["panel", "image", "row"]
     assert loop_order(small, 4) == ["image", "panel", "row"]
     check_kernel(large, (3, 128, 5, 4), 128, cpu)
+
+
+def test_a_kernel_without_operands_stays(cpu: Cpu) -> None:
+    def net(builder: relax.BlockBuilder, x: Any, weight: Callable[[Array], Any]) -> Any:
+        ones = builder.emit(op.ones((1, 4, 5, 5), "float32"))
+        return builder.emit(op.add(x, ones))
+
+    module, weights = network((1, 4, 5, 5), net)
+    (x,) = draw([(1, 4, 5, 5)])
+    np.testing.assert_array_equal(run(module, weights, x, cpu, True), x + 1)

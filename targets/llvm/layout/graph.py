@@ -189,8 +189,11 @@ class _Reader:
 
     def _absorbing(self, kernel: Kernel) -> Kernel:
         """The kernel, reading what is shuffled if it is a grouped convolution of a shuffle."""
-        found, shuffle = kernel.convolution, self.shuffles.get(kernel.operands[0])
-        if found is None or shuffle is None or found.found.groups == 1 or found.is_depthwise:
+        found = kernel.convolution
+        if found is None or found.found.groups == 1 or found.is_depthwise:
+            return kernel
+        shuffle = self.shuffles.get(kernel.operands[0])
+        if shuffle is None:
             return kernel
         self.graph.absorbed |= dict.fromkeys(shuffle.variables, kernel.variable)
         operands = (shuffle.source, *kernel.operands[1:])
