@@ -178,7 +178,7 @@ class Chooser:
             self._note_link(empty, max(full - empty, _LEAST * full) / count if count else None)
 
     def _note_link(self, round_trip: float | None, per_byte: float | None) -> None:
-        doubted = None if self.is_sure() else self._last
+        before, doubted = self.link, None if self.is_sure() else self._last
         if round_trip is not None:
             self._round_trips = _with(self._round_trips, round_trip)
         if per_byte is not None:
@@ -188,20 +188,31 @@ class Chooser:
             link.round_trip_seconds if round_trip is None else round_trip,
             link.bytes_per_second if per_byte is None else 1 / max(per_byte, 1e-12),
         )
-        if doubted is not None and self._are_alike(doubted, self._last):  # the link has changed
+        if doubted is not None and self._has_changed(before, doubted):
             self._round_trips, self._per_byte = self._round_trips[-2:], self._per_byte[-2:]
 
     def is_sure(self) -> bool:
         """Whether the last measurement of the link says much the same as those before it."""
         return self._are_alike(self.link, self._last)
 
+    def _has_changed(self, before: LinkSpec, doubted: LinkSpec) -> bool:
+        """Whether the last measurement confirms the one before it, which was far from the others.
+
+        It does if both say about the same, or if both are far off to the same side.
+        """
+        if self._are_alike(doubted, self._last):
+            return True
+        was, one, other = map(self._longest_wait, (before, doubted, self._last))
+        return not self._are_alike(before, self._last) and (one < was) == (other < was)
+
     def _are_alike(self, one: LinkSpec, other: LinkSpec) -> bool:
         """Whether the largest plan would wait about as long over one link as over another."""
-        first, second = (
-            link.round_trip_seconds + self.most_bytes / link.bytes_per_second
-            for link in (one, other)
-        )
+        first, second = map(self._longest_wait, (one, other))
         return first <= _DOUBT * second and second <= _DOUBT * first
+
+    def _longest_wait(self, link: LinkSpec) -> float:
+        """What the largest plan would wait over a link."""
+        return link.round_trip_seconds + self.most_bytes / link.bytes_per_second
 
     def is_told(self) -> bool:
         """Whether the calls that are made tell the bandwidth."""

@@ -117,6 +117,31 @@ def test_a_plan_that_turns_out_far_worse_is_left_at_once():
     assert chooser.current == LOCAL
 
 
+@pytest.mark.parametrize("rates", [(2e7, 4e6), (4e6, 2e7), (8e6, 8e6)])
+def test_two_looks_that_are_far_off_to_one_side_are_believed(rates):
+    """They need not agree: a link that came back is seen even where single looks are noisy."""
+    chooser = Chooser(PLANS, EXPECTED, LOCAL)
+    for _ in range(3 * PATIENCE):
+        run(chooser, 0.1e6)
+    assert chooser.current == LOCAL
+    for rate in rates:
+        chooser.note_look(0.002, 32768, 0.002 + 32768 / rate)
+    for _ in range(PATIENCE):
+        chooser.note_run(LOCAL, LOCAL.edge_seconds, 0.0)
+    assert chooser.current != LOCAL
+
+
+def test_looks_to_both_sides_are_not_believed():
+    chooser = Chooser(PLANS, EXPECTED, LOCAL)
+    for _ in range(3 * PATIENCE):
+        run(chooser, 1e6)
+    known = chooser.link
+    for rate in (2e7, 1e5, 2e7, 1e5):
+        chooser.note_look(0.002, 32768, 0.002 + 32768 / rate)
+        chooser.note_look(0.002, 32768, 0.002 + 32768 / 1e6)
+    assert chooser.link.bytes_per_second == pytest.approx(known.bytes_per_second)
+
+
 def test_a_server_that_is_gone_leaves_the_local_plan():
     chooser = Chooser(PLANS, EXPECTED, CUT)
     chooser.note_failure()
