@@ -9,10 +9,11 @@ import onnx
 import pytest
 
 import hybridc as api
+from hybridc.precision.compile import _steadiest
 from hybridc.precision.quantize import Calibration, quantize_static
 from hybridc.precision.ranges import METHODS
 from hybridc.precision.samples import load_samples
-from tests.models import run_reference, save
+from tests.models import make_model, node, run_reference, save
 from tests.precision.data import network, samples, write_samples
 from tests.precision.test_samples import SPECS
 from tests.support import assert_compile_refused, hybridc
@@ -85,3 +86,16 @@ def test_methods(data, method):
     x = {"x": samples(12)[-1]}
     (exact,), (got,) = (run_reference(m, x).values() for m in (network(), quantized))
     assert 0 < np.abs(got - exact).max() < 0.2 * np.abs(exact).max()
+
+
+def test_a_bundle_is_checked_on_a_sample_that_noise_does_not_change():
+    """Between two steps, noise decides; the other sample lies in the middle of its steps."""
+    nodes = [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "y")]
+    weights = {"s": np.array(1, "f"), "z": np.array(0, "i1")}
+    model = make_model(nodes, {"x": (64,)}, {"y": (64,)}, weights, opset=17)
+    between, steady = ({"x": np.full(64, value, "f")} for value in (1.5, 2.0))
+    for order in ([between, steady], [steady, between]):
+        found, spread = _steadiest(model.SerializeToString(), order)
+        assert found is steady
+        assert spread == 0
+    assert _steadiest(model.SerializeToString(), [between])[1] >= 0.5
