@@ -212,3 +212,13 @@ def test_a_kernel_without_operands_stays(cpu: Cpu) -> None:
     module, weights = network((1, 4, 5, 5), net)
     (x,) = draw([(1, 4, 5, 5)])
     np.testing.assert_array_equal(run(module, weights, x, cpu, True), x + 1)
+
+
+def test_scalars_are_no_shuffles(cpu: Cpu) -> None:
+    def net(builder: relax.BlockBuilder, x: Any, weight: Callable[[Array], Any]) -> Any:
+        y = builder.emit(op.reshape(builder.emit(op.negative(x)), ()))
+        return builder.emit(op.reshape(builder.emit(op.negative(y)), (1, 1)))
+
+    module, weights = network((1,), net)
+    (x,) = draw([(1,)])
+    np.testing.assert_array_equal(run(module, weights, x, cpu, True), x.reshape(1, 1))

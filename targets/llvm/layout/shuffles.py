@@ -79,7 +79,7 @@ def _sizes(variable: Any) -> list[int]:
     shape = getattr(variable.ty, "shape", None)
     if not isinstance(shape, relax.ShapeExpr):
         return []
-    _, *rest = shape.values
+    rest = list(shape.values)[1:]
     known = all(isinstance(dim, tirx.IntImm) for dim in rest)
     return [0, *map(int, rest)] if known else []
 
