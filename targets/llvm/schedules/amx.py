@@ -9,7 +9,6 @@ was fused behind them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +23,11 @@ from hybridc.targets.llvm.schedules.amx_tiles import (
     span_of,
     walk_of,
 )
-from hybridc.targets.llvm.schedules.blocks import loads_of, store_of
-from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
+from hybridc.targets.llvm.schedules.finishing import Finish
+from hybridc.targets.llvm.schedules.integer_anchor import schedule_integer
 from hybridc.targets.llvm.schedules.integer_tiles import Geometry
-from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
+from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK
 from hybridc.targets.llvm.schedules.statements import int64, sequence, serial_loop
-from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
@@ -64,14 +62,13 @@ def tiled_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te.
     g, span = geometry, span_of(geometry)
     counts = {"i": g.kernel_rows, "j": span.taps, "p": len(span.starts), "k": span.depth}
     axes = [te.reduce_axis((int64(0), int64(n)), name) for name, n in counts.items()]
-    is_image = g.row_reach > 0
 
     def element(*index: Any) -> Any:
         *place, filter_ = index
         i, j, p, k = axes
         at = tirx.min(p * span.depth, span.starts[-1]) + k
         source = place
-        if is_image:
+        if g.is_convolution:
             image, y, x = place
             column = (j + tirx.floordiv(at, g.channels)) * g.column_reach
             source = [image, y * g.row_step + i * g.row_reach, x * g.column_step + column]
@@ -83,7 +80,9 @@ def tiled_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te.
         packed = weight(panel, i, j, p, (word * ROWS + lane) * WORD + tirx.floormod(k, WORD))
         return te.sum(value * packed.astype("int32"), axis=axes)
 
-    leading = [g.batch, g.rows, g.columns] if is_image else [int(d) for d in data.shape[:-1]]
+    leading = (
+        [g.batch, g.rows, g.columns] if g.is_convolution else [int(d) for d in data.shape[:-1]]
+    )
     shape = [int64(dim) for dim in (*leading, g.filters)]
     return te.compute(shape, element, name="tiled_product", attrs={AMX: g.encode()})
 
@@ -94,31 +93,7 @@ def schedule_tiled_product(schedule: Schedule, cpu: Cpu) -> Schedule:
     Raises:
         Misfit: The function is not of this kind.
     """
-    anchor, sizes = annotated_anchor(schedule, AMX)
-    geometry = Geometry(*sizes)
-
-    def write(final: Any | None) -> Any:
-        return _emitter(geometry, anchor, final).nest()
-
-    return schedule_around(schedule, cpu, anchor, write, repeats=True)
-
-
-def _emitter(geometry: Geometry, anchor: Any, final: Any | None) -> _Emitter:
-    store: Any = store_of(anchor)
-    sources = [load.source for load in loads_of(anchor) if not load.source.same_as(store.buffer)]
-    weights = [source for source in sources if len(source.shape) == 5]
-    others = [source for source in sources if len(source.shape) != 5]
-    if len(sources) != 2 or len(weights) != 1:
-        raise Misfit("not data and packed weights")
-    target: Any = store if final is None else store_of(final)
-    finish = finish_of(store, final, _at_lane)
-    return _Emitter(geometry, others[0], weights[0], target.buffer, finish)
-
-
-def _at_lane(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
-    """The place of a result in a tensor whose last axis holds all filters."""
-    *front, first = indices
-    return [*front, first + lane]
+    return schedule_integer(schedule, cpu, AMX, lambda *parts: _Emitter(*parts).nest())
 
 
 def _intrinsic(name: str, *arguments: Any) -> Any:
@@ -335,7 +310,7 @@ class _Emitter:
         """Where the piece ``p`` of a position's span begins."""
         g, walk, span = self.geometry, self.walk, self.span
         element = tirx.min(p * span.depth, span.starts[-1])
-        if not g.row_reach:
+        if not g.is_convolution:
             return [*[int64(0)] * (len(self.data.shape) - 2), position, element]
         row, column = i * g.row_reach, position * g.column_step + j * g.column_reach
         if walk.runs != g.batch * g.rows or walk.pitch:
@@ -373,7 +348,7 @@ class _Emitter:
         if walk.pitch:
             pitch = int64(walk.pitch)
             return [run, tirx.floordiv(position, pitch), tirx.floormod(position, pitch)]
-        if g.row_reach and walk.runs == g.batch * g.rows:
+        if g.is_convolution and walk.runs == g.batch * g.rows:
             rows = int64(g.rows)
             return [tirx.floordiv(run, rows), tirx.floormod(run, rows), position]
         place: list[Any] = []

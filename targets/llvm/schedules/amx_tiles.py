@@ -112,7 +112,7 @@ def walk_of(geometry: Geometry, width: int) -> Walk:
     """How to go over the output of data that is ``width`` elements wide."""
     g = geometry
     if g.kernel_rows == g.kernel_columns == g.row_step == g.column_step == 1 and (
-        width == g.columns or not g.row_reach
+        width == g.columns or not g.is_convolution
     ):
         return _walk(1, g.pixels, 0)
     if g.row_step == g.column_step == 1:

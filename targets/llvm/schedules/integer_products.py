@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.blocks import loads_of, store_of
-from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
+from hybridc.targets.llvm.schedules.finishing import Finish
+from hybridc.targets.llvm.schedules.integer_anchor import schedule_integer
 from hybridc.targets.llvm.schedules.integer_tiles import (
     INTEGER,
     PAIRS,
@@ -27,9 +27,8 @@ from hybridc.targets.llvm.schedules.integer_tiles import (
     Geometry,
     tile_rows,
 )
-from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
+from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
-from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
@@ -71,20 +70,15 @@ def integer_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> t
         return te.sum(value * weight(*packed).astype("int32"), axis=axes)
 
     leading = [int(dim) for dim in data.shape[:-1]]
-    if is_convolution(g):
+    if g.is_convolution:
         leading = [g.batch, g.rows, g.columns]
     shape = [int64(dim) for dim in (*leading, g.filters)]
     return te.compute(shape, element, name="integer_product", attrs={INTEGER: g.encode()})
 
 
-def is_convolution(geometry: Geometry) -> bool:
-    """Whether the data has images; if not, the leading axes are a matrix's rows."""
-    return geometry.row_reach > 0
-
-
 def _source(g: Geometry, place: Sequence[Any], i: Any, j: Any) -> Sequence[Any]:
     """Where a pixel's data is, but for the channel."""
-    if not is_convolution(g):
+    if not g.is_convolution:
         return place
     image, y, x = place
     return image, y * g.row_step + i * g.row_reach, x * g.column_step + j * g.column_reach
@@ -96,31 +90,11 @@ def schedule_integer_product(schedule: Schedule, cpu: Cpu) -> Schedule:
     Raises:
         Misfit: The function is not of this kind.
     """
-    anchor, sizes = annotated_anchor(schedule, INTEGER)
-    geometry = Geometry(*sizes)
 
-    def write(final: Any | None) -> Any:
-        return _emitter(geometry, cpu, anchor, final).nest()
+    def nest(geometry: Geometry, *parts: Any) -> Any:
+        return _Emitter(geometry, cpu, *parts).nest()
 
-    return schedule_around(schedule, cpu, anchor, write, repeats=True)
-
-
-def _emitter(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> _Emitter:
-    store: Any = store_of(anchor)
-    sources = [load.source for load in loads_of(anchor) if not load.source.same_as(store.buffer)]
-    weights = [source for source in sources if len(source.shape) == 5]
-    others = [source for source in sources if len(source.shape) != 5]
-    if len(sources) != 2 or len(weights) != 1:
-        raise Misfit("not data and packed weights")
-    target: Any = store if final is None else store_of(final)
-    finish = finish_of(store, final, _at_lane)
-    return _Emitter(geometry, cpu, others[0], weights[0], target.buffer, finish)
-
-
-def _at_lane(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
-    """The place of a result in a tensor whose last axis holds all filters."""
-    *front, first = indices
-    return [*front, first + lane]
+    return schedule_integer(schedule, cpu, INTEGER, nest)
 
 
 def _ramp(start: Any, lanes: int) -> Any:

@@ -75,6 +75,11 @@ class Geometry:
         return list(dataclasses.astuple(self))
 
     @property
+    def is_convolution(self) -> bool:
+        """Whether the data has images; if not, the leading axes are a matrix's rows."""
+        return self.row_reach > 0
+
+    @property
     def pixels(self) -> int:
         """Elements of one channel of the output."""
         return self.batch * self.rows * self.columns
