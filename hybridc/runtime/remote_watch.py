@@ -61,14 +61,14 @@ class LinkWatch:
 
     def look(self, measure: Measure) -> None:
         """Measure until it is clear what the link is like, three times at most."""
-        start = self._clock()
         for _ in range(_TIMES):
+            start = self._clock()
             found = self._measure(measure)
-            if found is None:
+            if found is not None:
+                self._chooser.note_look(*found)
+            if found is None or self._chooser.is_sure():
                 break
-            self._chooser.note_look(*found)
-            if self._chooser.is_sure():
-                break
+        # The first measurement may have waited for a call's bytes; the last tells what one costs.
         end = self._clock()
         self._next = end + max(self._seconds, end - start)
         self._early = end + max(_EARLY * self._seconds, end - start)

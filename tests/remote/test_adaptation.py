@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from hybridc.bundle.manifest import PlanSpec
+from hybridc.runtime.remote_watch import LinkWatch
 from tests.remote.simulation import Simulation
 
 
@@ -92,6 +93,20 @@ def test_a_link_that_drops_and_returns_is_followed_within_20_calls(name, noise):
         assert model.true_seconds(model.chooser.current) <= 1.1 * model.best_seconds()
 
 
+@pytest.mark.parametrize("name", ["text", "image", "large"])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_a_link_that_changes_again_and_again_is_followed_each_time(name, noise):
+    """Plans that took turns before do not make the next one wait for longer."""
+    model = Simulation(MODELS[name], 100, 0.001, noise)
+    model.run(15)
+    for _ in range(6):
+        for megabits in (1, 100):
+            model.rate = megabits * 1e6 / 8
+            assert model.calls_until_other() <= 20
+            model.run(6)
+            assert model.true_seconds(model.chooser.current) <= 1.1 * model.best_seconds()
+
+
 def test_a_model_that_takes_no_time_is_back_within_two_seconds():
     model = Simulation(MODELS["fast"], 100, 0.001)
     model.run(30)
@@ -101,6 +116,25 @@ def test_a_model_that_takes_no_time_is_back_within_two_seconds():
     model.rate, start = 100e6 / 8, model.now
     model.calls_until_other(1000)
     assert model.now - start < 2.0
+
+
+def test_a_look_that_waited_for_a_call_does_not_put_off_the_next():
+    """A large call fills a link that has just become slow; a look at that moment takes as long."""
+    model = Simulation(MODELS["large"], 100, 0.001)
+    model.run(30)
+    model.rate = 1e6 / 8
+    model.run(5)
+    watch, measured = LinkWatch(model.chooser, 1.0, 32768, lambda: model.now), list[int]()
+
+    def measure(count: int) -> tuple[float, float]:
+        model.now += 40.0 if not measured else 0.3
+        measured.append(count)
+        return 0.002, 39.9 if len(measured) == 1 else 0.29
+
+    watch.look(measure)
+    assert len(measured) > 1
+    model.now += 1.0
+    assert watch.is_due()
 
 
 @each_model
