@@ -23,6 +23,9 @@ from hybridc.targets.llvm.schedules.attention_blocks import (
 )
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
 from hybridc.targets.llvm.schedules.blocks import collect
+from hybridc.targets.llvm.schedules.integer_strips import strip_bytes, uses_strips
+from hybridc.targets.llvm.schedules.integer_tiles import INTEGER
+from hybridc.targets.llvm.schedules.integer_tiles import Geometry as IntegerGeometry
 from hybridc.targets.llvm.schedules.winograd import SCRATCH, WINOGRAD
 from hybridc.targets.llvm.schedules.winograd_tiles import (
     choose_chunking,
@@ -51,14 +54,25 @@ def thread_bytes(module: tvm.IRModule, cpu: Cpu) -> int:
     convolutions = max((_own_bytes(g, cpu) for each in found for g in each), default=0)
     sizes = map(_attention, module.functions.values())
     attention = max((plan_attention(s, cpu).thread_bytes for s in sizes if s), default=0)
+    strips = max((_strip(function, cpu) for function in module.functions.values()), default=0)
     has_tiles = any(_has_block(function, AMX) for function in module.functions.values())
-    return max(convolutions, attention, THREAD_BYTES if has_tiles else 0)
+    return max(convolutions, attention, strips, THREAD_BYTES if has_tiles else 0)
 
 
 def _has_block(function: Any, kind: str) -> bool:
     """Whether a fused function has a block with an annotation."""
     is_kernel = isinstance(function, tirx.PrimFunc)
     return is_kernel and any(kind in b.annotations for b in collect(function.body, SBlock))
+
+
+def _strip(function: Any, cpu: Cpu) -> int:
+    """Bytes of the strip of a fused function's integer product, if it copies to one."""
+    if isinstance(function, tirx.PrimFunc):
+        for block in collect(function.body, SBlock):
+            if INTEGER in block.annotations:
+                geometry = IntegerGeometry(*map(int, block.annotations[INTEGER]))
+                return strip_bytes(geometry, cpu) if uses_strips(geometry, cpu) else 0
+    return 0
 
 
 def _own_bytes(geometry: Geometry, cpu: Cpu) -> int:

@@ -20,8 +20,11 @@ import tvm_ffi  # noqa: E402
 from hybridc.targets.llvm.build import fuse, legalize  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
 from hybridc.targets.llvm.schedules import amx_tiles, schedule_module  # noqa: E402
+from hybridc.targets.llvm.schedules.blocks import collect  # noqa: E402
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products  # noqa: E402
-from hybridc.targets.llvm.schedules.integer_tiles import QUADS, Geometry  # noqa: E402
+from hybridc.targets.llvm.schedules.integer_strips import with_best_panel  # noqa: E402
+from hybridc.targets.llvm.schedules.integer_tiles import PAIRS, QUADS, Geometry  # noqa: E402
+from hybridc.targets.llvm.scratch import thread_bytes  # noqa: E402
 from hybridc.targets.protocol import Section  # noqa: E402
 from tvm import relax  # noqa: E402
 
@@ -78,16 +81,22 @@ def make_model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-def scheduled(model: onnx.ModelProto, cpu: Cpu) -> tuple[tvm.IRModule, list[Array]]:
-    """The module as the llvm target builds it, and its weights."""
+def kernels(model: onnx.ModelProto, cpu: Cpu) -> tuple[tvm.IRModule, list[Array]]:
+    """The module's fused kernels as the llvm target makes them, and its weights."""
     graph = ir.serde.deserialize_model(model).graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
     section = Section(list(graph), inputs, list(graph.outputs), dict(graph.opset_imports))
     lowered = lower(section, default_table())
     with cpu.target:
         module, weights = pack_integer_products(lowered.module, lowered.weights, cpu)
-        module = schedule_module(fuse(legalize(module, cpu), cpu), cpu)
-    return module, list(weights.values())
+        return fuse(legalize(module, cpu), cpu), list(weights.values())
+
+
+def scheduled(model: onnx.ModelProto, cpu: Cpu) -> tuple[tvm.IRModule, list[Array]]:
+    """The module as the llvm target builds it, and its weights."""
+    module, weights = kernels(model, cpu)
+    with cpu.target:
+        return schedule_module(module, cpu), weights
 
 
 def run(model: onnx.ModelProto, cpu: Cpu, x: Array, instruction: str = "") -> Array:
@@ -296,10 +305,7 @@ def test_the_instructions(cpu, expected):
     found = parse_cpu(cpu)
     x = random_integers((1, 12, 12, 32), "uint8", 1)
     w = random_integers((64, 32, 3, 3), "int8", 2)
-    one, zero = np.array(1, np.float32), np.array(3, np.uint8)
-    constants = [one, zero, w, one, np.array(0, np.int8), one, zero]
-    model = make_model("QLinearConv", x, constants, "com.microsoft", channels_last=1)
-    module, weights = scheduled(model, found)
+    module, weights = scheduled(make_convolution(x, w), found)
     assert [a.dtype for a in weights if a.ndim == 5] == [np.int8]
     assembly = assembly_of(module, found)
     assert f"\t{expected}\t" in assembly
@@ -311,3 +317,41 @@ def assembly_of(module: tvm.IRModule, cpu: Cpu) -> str:
     kernels = {v: f for v, f in module.functions.items() if isinstance(f, tvm.tirx.PrimFunc)}
     named = {v: f.with_attr("global_symbol", v.name_hint) for v, f in kernels.items()}
     return str(tvm.compile(tvm.IRModule(named), target=cpu.target).mod.inspect_source("asm"))
+
+
+def make_convolution(x: Array, w: Array, **attributes: Any) -> onnx.ModelProto:
+    """A convolution of images with the channels last."""
+    one, zero = np.array(1, np.float32), np.array(3, np.uint8)
+    constants = [one, zero, w, one, np.array(0, w.dtype), one, zero]
+    return make_model("QLinearConv", x, constants, "com.microsoft", channels_last=1, **attributes)
+
+
+def test_a_strip_is_counted_and_takes_one_address():
+    """With AVX2, a convolution's data is copied so that constants tell its pixels apart."""
+    cpu = parse_cpu("x86-64-v3")
+    x = random_integers((1, 20, 20, 96), "uint8", 1)
+    w = random_integers((24, 96, 3, 3), "int8", 2)
+    model = make_convolution(x, w)
+    fused, _ = kernels(model, cpu)
+    module, _ = scheduled(model, cpu)
+    buffers = [
+        node.buffer
+        for function in module.functions.values()
+        if isinstance(function, tvm.tirx.PrimFunc)
+        for node in collect(function.body, tvm.tirx.AllocBuffer)
+    ]
+    (strip,) = [buffer for buffer in buffers if buffer.name == "strip"]
+    assert thread_bytes(fused, cpu) == 2 * np.prod(list(map(int, strip.shape)))
+    product = assembly_of(module, cpu).split("vpmaddwd")
+    assert len(product) > 2
+    assert not any("vpextr" in piece for piece in product[1:-1])
+
+
+@pytest.mark.parametrize(
+    ("filters", "pixels", "expected"), [(24, 100, 1), (64, 100, 2), (64, 6, 2), (8, 4, 1)]
+)
+def test_panels_waste_no_filters(filters, pixels, expected):
+    """Three vectors of filters are no two panels of two."""
+    sizes = [PAIRS, 1, 1, pixels, 64, filters, 1, 1, 1, 1, 1, 1, 8, 1]
+    chosen = with_best_panel(Geometry(*sizes), parse_cpu("x86-64-v3"))
+    assert chosen.vectors == expected

@@ -28,6 +28,7 @@ from hybridc.targets.llvm.schedules.amx_tiles import (
     tile_geometry,
 )
 from hybridc.targets.llvm.schedules.integer_products import integer_product
+from hybridc.targets.llvm.schedules.integer_strips import uses_strips, with_best_panel
 from hybridc.targets.llvm.schedules.integer_tiles import (
     PAIRS,
     QUADS,
@@ -188,6 +189,8 @@ class _Reader:
         if group == QUADS and is_tiled_faster(geometry, self.cpu):
             source, zero = self._uncentered(data, None)
             kind, geometry = str(source.ty.dtype), tile_geometry(geometry, channels)
+        if uses_strips(geometry, self.cpu):
+            geometry = with_best_panel(geometry, self.cpu)
         packed = f"{name}.packed_{geometry.group}x{geometry.lanes}x{geometry.vectors}"
         return Product(geometry, source, kind, zero, pads, name, packed)
 

@@ -19,10 +19,16 @@ from typing import Any
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.integer_anchor import schedule_integer
+from hybridc.targets.llvm.schedules.integer_steps import (
+    in_all_lanes,
+    place_of,
+    plus_products,
+    ramp,
+    widened,
+)
+from hybridc.targets.llvm.schedules.integer_strips import StripEmitter, uses_strips
 from hybridc.targets.llvm.schedules.integer_tiles import (
     INTEGER,
-    PAIRS,
-    QUADS,
     SINGLE,
     Geometry,
     tile_rows,
@@ -37,14 +43,6 @@ CHUNK = 16
 
 CACHE_BYTES = 512 * 1024
 """What of the second-level cache the data may fill."""
-
-_QUADS = {
-    (16, "uint8"): "llvm.x86.avx512.vpdpbusd.512",
-    (8, "uint8"): "llvm.x86.avx512.vpdpbusd.256",
-    (4, "uint8"): "llvm.aarch64.neon.usdot.v4i32.v16i8",
-    (4, "int8"): "llvm.aarch64.neon.sdot.v4i32.v16i8",
-}
-"""Instructions that multiply quads, by lanes and type of the data."""
 
 
 def integer_product(geometry: Geometry, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
@@ -92,13 +90,10 @@ def schedule_integer_product(schedule: Schedule, cpu: Cpu) -> Schedule:
     """
 
     def nest(geometry: Geometry, *parts: Any) -> Any:
-        return _Emitter(geometry, cpu, *parts).nest()
+        emitter = StripEmitter if uses_strips(geometry, cpu) else _Emitter
+        return emitter(geometry, cpu, *parts).nest()
 
     return schedule_integer(schedule, cpu, INTEGER, nest)
-
-
-def _ramp(start: Any, lanes: int) -> Any:
-    return tirx.Ramp(start, int64(1), lanes)
 
 
 @dataclass(frozen=True)
@@ -158,7 +153,8 @@ class _Emitter:
             tirx.Bind(first, tirx.min(tile * self.rows, int64(g.pixels - self.rows))),
             tirx.Bind(start, tirx.min(panel * g.panel, int64(g.filters - g.panel))),
         ]
-        places = [self._place(first + row, statements) for row in range(self.rows)]
+        dims = [int(dim) for dim in self.output.shape[:-1]]
+        places = [place_of(first + row, dims, statements) for row in range(self.rows)]
         sums = {}
         zero = tirx.Broadcast(tirx.const(0, "int32"), g.lanes)
         for row in range(self.rows):
@@ -166,22 +162,12 @@ class _Emitter:
                 buffer = tirx.decl_buffer((g.lanes,), "int32", f"sum_{row}_{vector}")
                 sums[row, vector] = buffer
                 statements.append(tirx.AllocBuffer(buffer))
-                statements.append(tirx.BufferStore(buffer, zero, [_ramp(int64(0), g.lanes)]))
+                statements.append(tirx.BufferStore(buffer, zero, [ramp(int64(0), g.lanes)]))
         statements.append(self._reduction(panel, start, places, sums))
         for (row, vector), buffer in sums.items():
             at = [*places[row], start + vector * g.lanes]
             statements.append(self.finish(at, buffer, g.lanes))
         return sequence(statements)
-
-    def _place(self, pixel: Any, statements: list[Any]) -> list[Any]:
-        """The leading indices of a pixel of the output."""
-        dims = [int(dim) for dim in self.output.shape[:-1]]
-        place: list[Any] = []
-        rest = pixel
-        for dim in reversed(dims[1:]):
-            place.append(bind(tirx.floormod(rest, int64(dim)), statements))
-            rest = tirx.floordiv(rest, int64(dim))
-        return [*([bind(rest, statements)] if dims else []), *reversed(place)]
 
     def _reduction(self, panel: Any, start: Any, places: Any, sums: Any) -> Any:
         g = self.geometry
@@ -191,20 +177,21 @@ class _Emitter:
             width = g.lanes * g.group
             vectors = []
             for vector in range(g.vectors):
-                at = [panel, i, j, c, _ramp(int64(vector * width), width)]
+                at = [panel, i, j, c, ramp(int64(vector * width), width)]
                 load = tirx.BufferLoad(self.weight, at)
-                vectors.append(bind(self._widened(load), statements))
+                vectors.append(bind(widened(load, g), statements))
             for row, place in enumerate(places):
                 source = list(_source(g, place, i, j))
                 if g.group != SINGLE:
-                    value = bind(self._group(source, c), statements)
+                    value = bind(in_all_lanes(g, self.data, [*source, c * g.group]), statements)
                 for vector in range(g.vectors):
                     if g.group == SINGLE:
-                        at = [*source, _ramp(start + vector * g.lanes, g.lanes)]
+                        at = [*source, ramp(start + vector * g.lanes, g.lanes)]
                         value = tirx.BufferLoad(self.data, at).astype(f"int32x{g.lanes}")
                     buffer = sums[row, vector]
-                    everything = [_ramp(int64(0), g.lanes)]
-                    total = self._add(tirx.BufferLoad(buffer, everything), value, vectors[vector])
+                    everything = [ramp(int64(0), g.lanes)]
+                    total = tirx.BufferLoad(buffer, everything)
+                    total = plus_products(g, self.cpu, total, value, vectors[vector])
                     statements.append(tirx.BufferStore(buffer, total, everything))
             return sequence(statements)
 
@@ -215,34 +202,3 @@ class _Emitter:
             return serial_loop(g.kernel_columns, lambda j: column(i, j), "column")
 
         return serial_loop(g.kernel_rows, row, "row")
-
-    def _widened(self, load: Any) -> Any:
-        """Weights as the instruction takes them."""
-        g = self.geometry
-        dtype = {SINGLE: "int32", PAIRS: "int16", QUADS: "int8"}[g.group]
-        wide = f"{dtype}x{g.lanes * g.group}"
-        return load if str(self.weight.dtype) == dtype else load.astype(wide)
-
-    def _group(self, source: Sequence[Any], c: Any) -> Any:
-        """A pixel's group of channels, in all lanes."""
-        g = self.geometry
-        at = [*source, _ramp(c * g.group, g.group)]
-        word = tirx.reinterpret("int32", tirx.BufferLoad(self.data, at))
-        return tirx.reinterpret(
-            f"{self.data.dtype}x{g.lanes * g.group}", tirx.Broadcast(word, g.lanes)
-        )
-
-    def _add(self, total: Any, value: Any, weight: Any) -> Any:
-        """Sums with the products of one instruction added."""
-        g = self.geometry
-        if g.group == SINGLE:
-            return total + value * weight
-        result = f"int32x{g.lanes}"
-        if g.group == QUADS:
-            name = _QUADS[g.lanes, str(self.data.dtype)]
-            return tirx.call_llvm_pure_intrin(result, name, total, value, weight)
-        if g.lanes == 16 and "avx512vnni" in self.cpu.llvm_features:
-            name = "llvm.x86.avx512.vpdpwssd.512"
-            return tirx.call_llvm_pure_intrin(result, name, total, value, weight)
-        name = "llvm.x86.avx512.pmaddw.d.512" if g.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
-        return total + tirx.call_llvm_pure_intrin(result, name, value, weight)

@@ -1,0 +1,66 @@
+"""The steps that kernels of integer products are written of: operands, products, places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.integer_tiles import PAIRS, QUADS, SINGLE, Geometry
+from hybridc.targets.llvm.schedules.statements import bind, int64
+from tvm import tirx
+
+_QUADS = {
+    (16, "uint8"): "llvm.x86.avx512.vpdpbusd.512",
+    (8, "uint8"): "llvm.x86.avx512.vpdpbusd.256",
+    (4, "uint8"): "llvm.aarch64.neon.usdot.v4i32.v16i8",
+    (4, "int8"): "llvm.aarch64.neon.sdot.v4i32.v16i8",
+}
+"""Instructions that multiply quads, by lanes and type of the data."""
+
+
+def ramp(start: Any, lanes: int) -> Any:
+    """Indices of neighbors."""
+    return tirx.Ramp(start, int64(1), lanes)
+
+
+def widened(load: Any, geometry: Geometry) -> Any:
+    """Weights as the instruction takes them."""
+    g = geometry
+    dtype = {SINGLE: "int32", PAIRS: "int16", QUADS: "int8"}[g.group]
+    wide = f"{dtype}x{g.lanes * g.group}"
+    return load if str(load.source.dtype) == dtype else load.astype(wide)
+
+
+def in_all_lanes(geometry: Geometry, data: Any, indices: Sequence[Any]) -> Any:
+    """A group of channels, the first of which has the given indices, in all lanes."""
+    g = geometry
+    *front, first = indices
+    word = tirx.reinterpret("int32", tirx.BufferLoad(data, [*front, ramp(first, g.group)]))
+    return tirx.reinterpret(f"{data.dtype}x{g.lanes * g.group}", tirx.Broadcast(word, g.lanes))
+
+
+def plus_products(geometry: Geometry, cpu: Cpu, total: Any, value: Any, weight: Any) -> Any:
+    """Sums with the products of one instruction added."""
+    g = geometry
+    if g.group == SINGLE:
+        return total + value * weight
+    result = f"int32x{g.lanes}"
+    if g.group == QUADS:
+        kind = str(value.ty.dtype).split("x")[0]
+        return tirx.call_llvm_pure_intrin(result, _QUADS[g.lanes, kind], total, value, weight)
+    if g.lanes == 16 and "avx512vnni" in cpu.llvm_features:
+        name = "llvm.x86.avx512.vpdpwssd.512"
+        return tirx.call_llvm_pure_intrin(result, name, total, value, weight)
+    name = "llvm.x86.avx512.pmaddw.d.512" if g.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
+    return total + tirx.call_llvm_pure_intrin(result, name, value, weight)
+
+
+def place_of(pixel: Any, dims: Sequence[int], statements: list[Any]) -> list[Any]:
+    """The indices of a pixel in axes of these sizes, bound by statements added to the list."""
+    place: list[Any] = []
+    rest = pixel
+    for dim in reversed(dims[1:]):
+        place.append(bind(tirx.floormod(rest, int64(dim)), statements))
+        rest = tirx.floordiv(rest, int64(dim))
+    return [*([bind(rest, statements)] if dims else []), *reversed(place)]
