@@ -1,12 +1,18 @@
 """Where a bundle's files lie: a folder, or one ``.hyb`` file that is read in place.
 
-A ``.hyb`` is a zip archive in which tensors are stored as they are, on a 64-byte boundary, so that
-they can be mapped into memory without being unpacked. What is copied in any case, code above all,
-is deflated where that saves something.
+A ``.hyb`` is a zip archive. Large tensors are stored as they are, on a 64-byte boundary, so that
+they can be mapped into memory without being unpacked. What is copied in any case takes less:
+
+    code      NAME.xz: LZMA, of x86 code with its jumps as absolute addresses (the BCJ filter)
+    tensors   deflated, if they are few bytes and that saves a tenth, as it does of integers
+    text      deflated
+
+The reader takes each file in any of these forms, in an archive and in a folder.
 """
 
 from __future__ import annotations
 
+import lzma
 import mmap
 import os
 import struct
@@ -18,16 +24,29 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+import numpy as np
+
 from hybridc.bundle.tensors import ALIGNMENT
 from hybridc.errors import BundleError, UsageError
 
 SUFFIX = ".hyb"
 
 MAPPED = ".safetensors"
-"""Suffix of files that are never compressed, since they are read in place."""
+"""Suffix of files that are read in place if they are not compressed."""
 
-MOST_INFLATED = 64
-"""A file may be this many times as large as it is in the archive: more would be an attack."""
+CODE, PACKED = ".so", ".xz"
+"""Suffix of code, and what is added to it where the code is compressed by LZMA."""
+
+MOST_INFLATED, SMALL = 64, 16 << 20
+"""A file may be this many times as large as it is in the archive, or as large as this many bytes:
+more would be an attack."""
+
+MOST_DEFLATED, LEAST_SAVED = 4 << 20, 0.1
+"""Bytes of tensors up to which unpacking takes no longer than that of the TVM runtime, and the
+share that it must save. Larger ones are mapped, and shared by the processes that do."""
+
+_BLOCK = 1 << 14
+"""Bytes that share a Huffman code, nearly."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LOCAL_HEADER_BYTES = 30
@@ -64,13 +83,22 @@ class FolderStorage:
     def names(self) -> list[str]:
         """Paths of all files inside, sorted."""
         files = (file for file in self.path.rglob("*") if not file.is_dir())
-        return sorted(file.relative_to(self.path).as_posix() for file in files)
+        names = {file.relative_to(self.path).as_posix() for file in files}
+        return sorted(
+            n if n.removesuffix(PACKED) in names else n.removesuffix(PACKED) for n in names
+        )
 
     def map(self, name: str) -> memoryview:
-        """A file's bytes, mapped privately."""
+        """A file's bytes, mapped privately, or unpacked if only the packed file is there."""
+        path = self.path / checked_name(name)
+        packed = path.with_name(path.name + PACKED)
+        is_packed = packed.exists() and not path.exists()
         try:
-            with open(self.path / checked_name(name), "rb") as file:
-                return _map_file(file.fileno())
+            with open(packed if is_packed else path, "rb") as file:
+                data = _map_file(file.fileno())
+                return _unpacked(data) if is_packed else data
+        except lzma.LZMAError as error:
+            raise BundleError(f"{self.where}: {name} is damaged: {error}") from error
         except OSError as error:
             raise BundleError(f"{self.where}: {name} cannot be read: {error.strerror}") from error
 
@@ -82,14 +110,16 @@ class Place:
     Attributes:
         offset: Of its first byte in the archive.
         stored: Bytes that it takes there.
-        size: Its own bytes.
-        deflated: Whether they are compressed.
+        size: Bytes that come of them; of code packed by LZMA, only unpacking tells.
+        deflated: Whether they are deflated.
+        packed: Whether they are packed by LZMA.
     """
 
     offset: int
     stored: int
     size: int
     deflated: bool
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,26 +146,39 @@ class ArchiveStorage:
         return sorted(self.places)
 
     def map(self, name: str) -> memoryview:
-        """A file's bytes, mapped privately, or inflated if they are compressed."""
+        """A file's bytes, mapped privately, or unpacked if they are compressed."""
         if name not in self.places:
             raise BundleError(f"{self.where}: {name} is missing")
         place = self.places[name]
         data = self.data[place.offset : place.offset + place.stored]
-        if not place.deflated:
-            return data
         try:
-            return memoryview(_inflated(data, place.size))
-        except zlib.error as error:
+            if place.packed:
+                return _unpacked(data)
+            return _inflated(data, place.size) if place.deflated else data
+        except (zlib.error, lzma.LZMAError) as error:
             raise BundleError(f"{self.where}: {name} is damaged: {error}") from error
 
 
-def _inflated(data: memoryview, size: int) -> bytes:
-    """Decompress a file of a known size; never more than that."""
+def _inflated(data: memoryview, size: int) -> memoryview:
+    """Inflate a file of a known size into memory that begins at a page; never more than that."""
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
     content = stream.decompress(data, size + 1)
     if len(content) != size or not stream.eof or stream.unused_data:
         raise zlib.error("its size is not the one that the archive gives")
-    return content
+    if not size:
+        return memoryview(b"")
+    pages = mmap.mmap(-1, size)
+    pages.write(content)
+    return memoryview(pages)
+
+
+def _unpacked(data: memoryview) -> memoryview:
+    """Unpack code that LZMA compressed, up to what a file may become."""
+    stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+    content = stream.decompress(data, max(SMALL, MOST_INFLATED * len(data)))
+    if not stream.eof or stream.unused_data:
+        raise lzma.LZMAError("it is cut off, or too large for what is stored of it")
+    return memoryview(content)
 
 
 def open_storage(path: str | os.PathLike[str]) -> Storage:
@@ -171,16 +214,17 @@ def _place(data: memoryview, info: zipfile.ZipInfo) -> tuple[str, Place]:
     deflated = info.compress_type == zipfile.ZIP_DEFLATED
     if info.compress_type != zipfile.ZIP_STORED and not deflated:
         raise zipfile.BadZipFile(f"{info.filename} is compressed in an unknown way")
-    if deflated and info.filename.endswith(MAPPED):
-        raise zipfile.BadZipFile(f"{info.filename} is compressed")
-    if info.file_size > info.compress_size * (MOST_INFLATED if deflated else 1):
+    most = max(SMALL, info.compress_size * MOST_INFLATED) if deflated else info.compress_size
+    if info.file_size > most:
         raise zipfile.BadZipFile(f"{info.filename} is too large for what is stored of it")
     start = info.header_offset
     name_bytes, extra_bytes = struct.unpack_from("<HH", data, start + 26)
     offset = start + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
     if offset + info.compress_size > len(data):
         raise zipfile.BadZipFile(f"{info.filename} is cut off")
-    return info.filename, Place(offset, info.compress_size, info.file_size, deflated)
+    packed = info.filename.endswith(PACKED)
+    name = info.filename.removesuffix(PACKED)
+    return name, Place(offset, info.compress_size, info.file_size, deflated, packed)
 
 
 def checked_name(name: str) -> str:
@@ -196,26 +240,49 @@ def write_archive(folder: Path, destination: Path) -> None:
     storage = FolderStorage(folder)
     with zipfile.ZipFile(destination, "w", zipfile.ZIP_STORED) as archive:
         for name in storage.names():
-            size = (folder / name).stat().st_size
-            large = size >= zipfile.ZIP64_LIMIT // 2
-            info = zipfile.ZipInfo(name, _EPOCH)
-            info.external_attr = 0o644 << 16
-            info.create_system = 3
-            info.extra = _padding(archive.start_dir, name, large)
-            content = storage.map(name)
-            if not large and _pays(name, content):
-                info.compress_type = zipfile.ZIP_DEFLATED
-            with archive.open(info, "w", force_zip64=large) as target:
-                target.write(content)
+            _add(archive, name, storage.map(name))
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: memoryview) -> None:
+    """Write one file to an archive, in the form for its kind."""
+    packed = _packed(content) if name.endswith(CODE) else None
+    if packed is not None:
+        name, content = name + PACKED, memoryview(packed)
+    large = len(content) >= zipfile.ZIP64_LIMIT // 2
+    info = zipfile.ZipInfo(name, _EPOCH)
+    info.external_attr = 0o644 << 16
+    info.create_system = 3
+    info.extra = _padding(archive.start_dir, name, large)
+    if not name.endswith((CODE, PACKED)) and _pays(name, content):
+        info.compress_type = zipfile.ZIP_DEFLATED
+    with archive.open(info, "w", force_zip64=large) as target:
+        target.write(content)
+
+
+def _packed(code: memoryview) -> bytes | None:
+    """Code packed by LZMA; ``None`` if that saves nothing, or suspiciously much."""
+    chain = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": lzma.PRESET_DEFAULT}]
+    packed = lzma.compress(code, lzma.FORMAT_XZ, filters=chain)
+    fits = len(packed) < len(code) <= max(SMALL, MOST_INFLATED * len(packed))
+    return packed if fits else None
 
 
 def _pays(name: str, content: memoryview) -> bool:
-    """Whether a file may be compressed and becomes smaller, but not suspiciously small."""
-    if name.endswith(MAPPED):
+    """Whether tensors or text are to be deflated."""
+    if not name.endswith(MAPPED):
+        return 0 < len(content) <= SMALL
+    if not 0 < len(content) <= MOST_DEFLATED:
         return False
-    stream = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION, zlib.DEFLATED, -zlib.MAX_WBITS)
-    size = len(stream.compress(content)) + len(stream.flush())
-    return size < len(content) <= size * MOST_INFLATED
+    blocks = range(0, len(content), _BLOCK)
+    bits = sum(_bits(content[at : at + _BLOCK]) for at in blocks)
+    return bits <= 8 * (1 - LEAST_SAVED) * len(content)
+
+
+def _bits(block: memoryview) -> float:
+    """Bits that a block of bytes takes in a Huffman code, nearly: its entropy."""
+    counts = np.bincount(np.frombuffer(block, np.uint8))
+    counts = counts[counts > 0]
+    return float(counts @ np.log2(len(block) / counts))
 
 
 def _padding(offset: int, name: str, large: bool) -> bytes:

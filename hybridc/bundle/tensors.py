@@ -6,6 +6,10 @@ header is padded with spaces. https://github.com/huggingface/safetensors describ
 
     | u64 length | {"a": {"dtype", "shape", "data_offsets"}, ...}   | a | filler | b | ...
     0            8                                          aligned ^      aligned ^
+
+Large tensors of float32 whose numbers all are numbers of float16, as those of models trained or
+stored in 16 bits are, take 16 bits each. The header's metadata says so by the tensor's name, and
+reading makes float32 of them again.
 """
 
 from __future__ import annotations
@@ -25,6 +29,11 @@ ALIGNMENT = 64
 """Bytes; a cache line, and what the widest vector load likes best."""
 
 FILLER = "__filler__"
+METADATA = "__metadata__"
+
+MIN_NARROWED = 1024
+"""Elements from which a tensor is stored in 16 bits where that loses nothing."""
+
 MAX_HEADER_BYTES = 100_000_000
 
 _NAMES = {
@@ -70,7 +79,9 @@ def encode(tensors: Mapping[str, Array]) -> list[bytes | memoryview]:
     chunks: list[bytes | memoryview] = []
     offset = 0
     for index, (name, tensor) in enumerate(tensors.items()):
-        array = np.ascontiguousarray(tensor).reshape(tensor.shape)
+        array = narrowed(np.ascontiguousarray(tensor).reshape(tensor.shape))
+        if array.dtype != tensor.dtype:
+            header.setdefault(METADATA, {})[name] = tensor.dtype.name
         if array.dtype.name not in _NAMES:
             raise ValueError(f"tensor {name!r} has dtype {array.dtype}, which cannot be stored")
         filler = -offset % ALIGNMENT
@@ -86,12 +97,22 @@ def encode(tensors: Mapping[str, Array]) -> list[bytes | memoryview]:
     return [struct.pack("<Q", len(text)), text, *chunks]
 
 
+def narrowed(array: Array) -> Array:
+    """A large tensor of float32 as float16 if that loses nothing, not even a zero's sign."""
+    if array.dtype != np.float32 or array.size < MIN_NARROWED:
+        return array
+    with np.errstate(over="ignore"):
+        half = array.astype(np.float16)
+    same = np.array_equal(half.astype(np.float32).view(np.uint32), array.view(np.uint32))
+    return half if same else array
+
+
 def _entry(code: str, shape: tuple[int, ...], offset: int, size: int) -> dict[str, Any]:
     return {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + size]}
 
 
 def decode(data: Any, where: str) -> dict[str, Array]:
-    """Tensors by name, each a view of ``data`` without a copy.
+    """Tensors by name, each a view of ``data`` without a copy, but for those that were narrowed.
 
     Args:
         data: Any object with the buffer protocol (bytes, a memory map).
@@ -107,13 +128,20 @@ def decode(data: Any, where: str) -> dict[str, Array]:
             raise ValueError("the header is longer than the file")
         header = json.loads(bytes(view[8 : 8 + length]))
         body = view[8 + length :]
+        computed = header.get(METADATA, {})
         return {
-            name: _tensor(entry, body)
+            name: _widened(_tensor(entry, body), computed.get(name))
             for name, entry in header.items()
-            if name != "__metadata__" and not name.startswith(FILLER)
+            if name != METADATA and not name.startswith(FILLER)
         }
     except _MALFORMED as error:
         raise BundleError(f"{where} is not a valid safetensors file: {error}") from error
+
+
+def _widened(array: Array, dtype: str | None) -> Array:
+    """A tensor as it was before it was narrowed."""
+    is_narrow = dtype == "float32" and array.dtype == np.float16
+    return array.astype(np.float32) if is_narrow else array
 
 
 def _tensor(entry: Mapping[str, Any], body: memoryview) -> Array:

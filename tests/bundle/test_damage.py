@@ -1,5 +1,6 @@
 """A bundle that was changed in any way is refused, whichever way it is opened."""
 
+import lzma
 import random
 import shutil
 import struct
@@ -12,7 +13,7 @@ import pytest
 import hybridc
 from hybridc.bundle.manifest import MANIFEST, SampleSpec, to_json
 from hybridc.bundle.read import open_bundle
-from hybridc.bundle.storage import open_storage, write_archive
+from hybridc.bundle.storage import MOST_DEFLATED, SMALL, open_storage, write_archive
 from hybridc.bundle.write import BundleWriter
 from hybridc.errors import BundleError, UsageError
 from tests.bundle.test_manifest import EXAMPLE
@@ -131,46 +132,74 @@ def test_missing_file(small, tmp_path, name, form):
     assert_refused(command("verify", "--no-run", path), 6, name)
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
-def test_compressed_tensors(small, tmp_path, method):
+def test_an_unknown_compression(small, tmp_path):
     path = tmp_path / "small.hyb"
-    with zipfile.ZipFile(path, "w", method) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
         for file in small.rglob("*"):
             archive.write(file, file.relative_to(small))
-    with pytest.raises(BundleError, match="compressed"):
+    with pytest.raises(BundleError, match="unknown way"):
         open_bundle(path)
 
 
-def test_an_archive_without_compression(small, tmp_path):
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_archive_by_an_ordinary_tool(small, tmp_path, method):
     path = tmp_path / "small.hyb"
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", method) as archive:
         for file in small.rglob("*"):
             if file.is_file():
                 archive.write(file, file.relative_to(small))
     open_bundle(path).check_all()
 
 
-def test_code_is_deflated_and_tensors_are_not(small, tmp_path):
-    (small / "code.so").write_bytes(bytes(range(256)) * 8)
-    (small / "random.so").write_bytes(np.random.default_rng(0).bytes(999))
-    (small / "zeros.so").write_bytes(bytes(100_000))
+def test_code_is_packed_and_so_are_few_integers(small, tmp_path):
+    random = np.random.default_rng(0)
+    contents = {
+        "code.so": bytes(range(256)) * 8,
+        "random.so": random.bytes(999),
+        "zeros.so": bytes(SMALL + 1),
+        "integers.safetensors": random.normal(0, 20, 9999).astype(np.int8).tobytes(),
+        "floats.safetensors": random.standard_normal(999, np.float32).tobytes(),
+        "many.safetensors": bytes(MOST_DEFLATED + 1),
+    }
+    for name, content in contents.items():
+        (small / name).write_bytes(content)
     path = tmp_path / "small.hyb"
     write_archive(small, path)
     with zipfile.ZipFile(path) as archive:
-        deflated = {i.filename for i in archive.infolist() if i.compress_type}
-    assert deflated.isdisjoint({"random.so", "zeros.so"})
-    assert "code.so" in deflated
-    assert not any(name.endswith(".safetensors") for name in deflated)
+        stored = {i.filename: bool(i.compress_type) for i in archive.infolist()}
+    assert not stored["code.so.xz"]
+    assert not stored["random.so"]
+    assert not stored["zeros.so"]
+    assert stored["integers.safetensors"]
+    assert not stored["floats.safetensors"]
+    assert not stored["many.safetensors"]
     folder, packed = open_storage(small), open_storage(path)
     assert packed.names() == folder.names()
     assert all(packed.map(name) == folder.map(name) for name in folder.names())
 
 
-def test_what_inflates_to_far_more_is_refused(small, tmp_path):
+def test_a_folder_with_packed_code(small, tmp_path):
+    (small / "code.so").write_bytes(bytes(range(256)) * 8)
+    path, place = tmp_path / "small.hyb", tmp_path / "place"
+    write_archive(small, path)
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(place)
+    folder, unpacked = open_storage(small), open_storage(place)
+    assert unpacked.names() == folder.names()
+    assert all(unpacked.map(name) == folder.map(name) for name in folder.names())
+    (place / "code.so").write_bytes(b"other")
+    assert "code.so.xz" in open_storage(place).names()  # not hidden behind the other
+
+
+def test_what_unpacks_to_far_more_is_refused(small, tmp_path):
     path = tmp_path / "small.hyb"
     write_archive(small, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("bomb.so.xz", lzma.compress(bytes(SMALL + 1)))
+    with pytest.raises(BundleError, match="too large"):
+        open_storage(path).map("bomb.so")
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("bomb.so", bytes(100_000))
+        archive.writestr("bomb.json", bytes(SMALL + 1))
     with pytest.raises(BundleError, match="too large"):
         open_bundle(path)
 

@@ -75,6 +75,18 @@ def test_non_contiguous_arrays_are_written_in_order():
     )
 
 
+@pytest.mark.parametrize("change", [0, 1e-5, 1e6, -0.0])
+def test_floats_of_16_bits_take_16_bits(change):
+    array = np.random.default_rng(0).standard_normal(4096).astype(np.float16).astype(np.float32)
+    array[7] += np.float32(change)
+    array[8] = -0.0
+    data = joined({"whole": np.arange(4, dtype=np.float32), "t": array})
+    read = decode(data, "file")["t"]
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(read.view(np.uint32), array.view(np.uint32))
+    assert (len(data) < 2 * array.size + 512) == (change in (0, -0.0))
+
+
 def test_unstorable_type_is_refused():
     with pytest.raises(ValueError, match="complex64"):
         encode({"z": np.zeros(1, np.complex64)})
