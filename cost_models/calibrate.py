@@ -1,11 +1,12 @@
 """Fit a roofline to measurements.
 
-    seconds = launch + sum over classes of  factor x (operations / peak)
-                     + moving x (bytes / bandwidth)
+    seconds = sum over its terms of  factor x term
 
-The unknowns are the launch, a factor for each class of operators, and that for moving. They are
-linear, so least squares finds the best; they are kept at or above zero, since no kernel gives time
-back. Rows are divided by the measured seconds, so that small and large groups count alike.
+The terms are those of :func:`hybridc.cost_models.roofline.terms`: a launch, weights, and computing
+and moving by class of operators. Factors are kept at or above zero, since no kernel gives time
+back. What is least is the sum of squares of log(predicted / measured): small and large groups count
+alike, and half as long is as wrong as twice as long. With relative errors instead, which never are
+below -1, a fit to groups that differ more than their terms tell would be too fast for most of them.
 
 The error is measured on groups that a fit did not see: each fifth with a fit to the others.
 """
@@ -18,15 +19,19 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from hybridc.cost_models.device import DeviceProfile
-from hybridc.cost_models.group_work import GroupWork
 from hybridc.cost_models.measured import Measurement
-from hybridc.cost_models.roofline import CalibratedRoofline, ideal_seconds
+from hybridc.cost_models.roofline import CalibratedRoofline, terms
 
 FEWEST = 10
 """Fewer measurements than this are not fitted."""
 
 _FOLDS = 5
 _SWEEPS = 5000
+_STEPS = 50
+_RESTS = 1e-4
+"""Relative change of predicted times below which a fit rests."""
+
+_LEAST_SECONDS = 1e-9
 
 Matrix = npt.NDArray[np.float64]
 
@@ -73,20 +78,31 @@ def fit_roofline(
         error: What is known about its error on other groups.
     """
     rows = sorted(measurements, key=lambda one: one.work.signature)
-    kinds = sorted({kind for row in rows for kind in ideal_seconds(row.work, device)})
-    features = np.array([_features(row.work, device, kinds) for row in rows])
-    seconds = np.array([row.seconds for row in rows])
-    launch, moving, *factors = _nonnegative(features / seconds[:, None], np.ones(len(rows)))
-    return CalibratedRoofline(dict(zip(kinds, factors, strict=True)), moving, launch, error)
+    found = [terms(row.work, device) for row in rows]
+    names = sorted({name for row in found for name in row})
+    matrix = np.array([[row.get(name, 0.0) for name in names] for row in found])
+    factors = _least_logarithms(matrix, np.array([row.seconds for row in rows]))
+    return CalibratedRoofline(dict(zip(names, factors.tolist(), strict=True)), error)
 
 
-def _features(group: GroupWork, device: DeviceProfile, kinds: Sequence[str]) -> list[float]:
-    times = ideal_seconds(group, device)
-    moving = group.bytes / device.level(group.bytes).bytes_per_second
-    return [1.0, moving, *(times.get(kind, 0.0) for kind in kinds)]
+def _least_logarithms(matrix: Matrix, seconds: Matrix) -> Matrix:
+    """Factors at or above zero with the least squares of logarithms of errors.
+
+    By Gauss-Newton: near what was found last, a logarithm is linear. Steps are damped, and no row
+    asks for more than e times its time at once, so that one that is far off does not throw all.
+    """
+    found = _nonnegative(matrix / seconds[:, None], np.ones(len(seconds)))
+    for _ in range(_STEPS):
+        now = np.maximum(matrix @ found, _LEAST_SECONDS)
+        wanted = 1 + np.clip(np.log(seconds / now), -1, 1)
+        step = (_nonnegative(matrix / now[:, None], wanted, found) - found) / 2
+        found = found + step
+        if np.max(np.abs(matrix @ step) / now) <= _RESTS:
+            break
+    return found
 
 
-def _nonnegative(matrix: Matrix, wanted: Matrix) -> list[float]:
+def _nonnegative(matrix: Matrix, wanted: Matrix, start: Matrix | None = None) -> Matrix:
     """Least squares with unknowns at or above zero, one unknown after the other until it rests.
 
     The problem is convex, so this ends at the optimum. Columns are scaled to length one first:
@@ -96,11 +112,11 @@ def _nonnegative(matrix: Matrix, wanted: Matrix) -> list[float]:
     scale[scale == 0] = 1.0
     gram = (matrix / scale).T @ (matrix / scale)
     target = (matrix / scale).T @ wanted
-    found = np.zeros(len(scale))
+    found = np.zeros(len(scale)) if start is None else start * scale
     for _ in range(_SWEEPS):
         before = found.copy()
         for i in np.flatnonzero(np.diag(gram)):
             found[i] = max(0.0, found[i] + (target[i] - gram[i] @ found) / gram[i, i])
-        if np.max(np.abs(found - before), initial=0.0) <= 1e-12 * np.max(found, initial=1e-30):
+        if np.max(np.abs(found - before), initial=0.0) <= 1e-9 * np.max(found, initial=1e-30):
             break
-    return [float(value) for value in found / scale]
+    return found / scale

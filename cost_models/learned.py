@@ -31,7 +31,8 @@ from hybridc.cost_models.trees import Trees
 from hybridc.bundle.manifest import build_record
 from hybridc.errors import UsageError
 
-SCHEMA = "1.0"
+SCHEMA = "2.0"
+"""Trees of 1.x correct another roofline, one that was fitted by relative errors."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ def parse_learned(data: Mapping[str, Any], where: str) -> LearnedFile:
     """
     try:
         if str(data.get("schema", "")).partition(".")[0] != SCHEMA.partition(".")[0]:
-            raise ValueError(f"its schema is {data.get('schema')!r}, and this reads {SCHEMA}")
+            found_schema = data.get("schema")
+            raise ValueError(f"its schema is {found_schema!r}, not {SCHEMA}: train anew")
         found: LearnedFile = build_record(LearnedFile, data, "it")
         _check(found)
     except (ValueError, TypeError) as error:

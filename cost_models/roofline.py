@@ -30,6 +30,7 @@ from hybridc.cost_models.operators import (
     PRODUCT,
     RECURRENT,
     REDUCTION,
+    VIEW,
 )
 
 EFFICIENCY: Mapping[str, float] = {
@@ -78,27 +79,46 @@ class CalibratedRoofline:
     Computing and moving are added in it, which is what a fit can find out.
 
     Attributes:
-        factors: How many times longer than at the peak a class of operators takes; only classes
-            that were measured.
-        moving: How many times longer than at full bandwidth tensors take.
-        launch_seconds: Time that every kernel takes at least.
+        factors: Factor of each of :func:`terms`; only of those that were measured.
         error: Median relative error on groups that were left out of the fit.
     """
 
     factors: Mapping[str, float]
-    moving: float
-    launch_seconds: float
     error: float
 
     def estimate(self, group: GroupWork, device: DeviceProfile) -> Cost | None:
         """Cost of a group; ``None`` if a size is not known or an operator was never measured."""
-        times = ideal_seconds(group, device)
-        if group.is_view or not group.is_known or not set(times) <= set(self.factors):
+        if group.is_view or not group.is_known:
             return None
-        moving = self.moving * group.bytes / device.level(group.bytes).bytes_per_second
-        computing = sum(self.factors[kind] * seconds for kind, seconds in times.items())
-        seconds = self.launch_seconds + computing + moving
+        found = terms(group, device)
+        if not set(found) <= set(self.factors):
+            return None
+        seconds = sum(self.factors[name] * value for name, value in found.items())
         return Cost(seconds, group.bytes, CALIBRATED, max(0.0, 1 - self.error))
+
+
+def terms(group: GroupWork, device: DeviceProfile) -> dict[str, float]:
+    """What the time of a group is made of, each to be multiplied with a factor of its own.
+
+    Returns:
+        ``launch``: 1, for what every kernel takes. ``weights``: seconds to read the weights from
+        memory. ``moving CLASS``: seconds to read and write its tensors in the fastest memory that
+        holds them, where most of its operations are of that class, since that decides in which
+        order they are read. ``CLASS``: seconds of the operations of each class at the peak.
+    """
+    tensors = group.read_bytes + group.written_bytes
+    moving = tensors / device.level(tensors).bytes_per_second
+    return {
+        "launch": 1.0,
+        "weights": group.weight_bytes / device.memory[-1].bytes_per_second,
+        f"moving {main_class(group)}": moving,
+        **ideal_seconds(group, device),
+    }
+
+
+def main_class(group: GroupWork) -> str:
+    """The class of the node with the most operations; that of a view only if there is no other."""
+    return max(group.nodes, key=lambda node: (node.operations, node.kind != VIEW)).kind
 
 
 def ideal_seconds(group: GroupWork, device: DeviceProfile) -> dict[str, float]:

@@ -7,7 +7,7 @@ import random as randomness
 import onnx
 import onnx_ir as ir
 import pytest
-from hybridc.cost_models.calibrate import FEWEST, calibrate
+from hybridc.cost_models.calibrate import FEWEST, calibrate, fit_roofline
 from hybridc.cost_models.cost import CALIBRATED, DATA_SHEET, MEASURED, UNKNOWN, Ranked
 from hybridc.cost_models.device import DeviceProfile, MemoryLevel
 from hybridc.cost_models.group_work import GroupWork, NodeWork, describe_group
@@ -127,7 +127,8 @@ def test_measurements_count_for_the_very_code_only():
 
 def test_the_most_trusted_model_answers():
     work = group(10, 10)
-    fitted = CalibratedRoofline({PRODUCT: 2.0}, 1.0, 0.0, 0.2)
+    factors = {"launch": 0.0, "weights": 1.0, f"moving {PRODUCT}": 1.0, PRODUCT: 2.0}
+    fitted = CalibratedRoofline(factors, 0.2)
     measured = Measured([Measurement(work, CODE, 0.5, 0.0, 30)], CODE)
     ranked = Ranked([measured, fitted, Roofline()])
     assert ranked.estimate(work, DEVICE).source == MEASURED
@@ -154,10 +155,22 @@ def measurements(count, noise, seed=0):
 def test_a_fit_recovers_the_machine():
     fitted = calibrate(measurements(60, 0.0), DEVICE)
     wanted = {CONVOLUTION: 1.25, PRODUCT: 2.0, ELEMENTWISE: 8.0}
-    assert fitted.factors == pytest.approx(wanted, rel=1e-3)
-    assert fitted.moving == pytest.approx(1.5, rel=1e-2)
-    assert fitted.launch_seconds == pytest.approx(4e-6, rel=1e-2)
+    moving = {f"moving {kind}": 1.5 for kind in wanted}
+    all_of_them = {"launch": 4e-6, "weights": 0.0, **wanted, **moving}
+    assert fitted.factors == pytest.approx(all_of_them, rel=1e-2)
     assert fitted.error < 1e-2
+
+
+def test_a_fit_is_as_often_too_fast_as_too_slow():
+    """Though some groups take five times as long as others of the same size."""
+    source = randomness.Random(0)
+    rows = [
+        dataclasses.replace(row, seconds=row.seconds * 5 ** source.uniform(-0.5, 0.5))
+        for row in measurements(300, 0.0)
+    ]
+    fitted = fit_roofline(rows, DEVICE)
+    ratios = sorted(fitted.estimate(row.work, DEVICE).seconds / row.seconds for row in rows)
+    assert ratios[len(ratios) // 2] == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -200,7 +200,7 @@ def test_too_little_to_learn_from_is_refused():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: d.update(schema="2.0"), "its schema is '2.0'"),
+        (lambda d: d.update(schema="1.0"), "its schema is '1.0'"),
         (lambda d: d.pop("trees"), "trees"),
         (lambda d: d.update(trees=[]), "it has no trees"),
         (lambda d: d.update(features=["bytes"]), "train them anew"),
