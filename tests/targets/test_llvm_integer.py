@@ -170,6 +170,9 @@ EXAMPLE = {
 @example(EXAMPLE)
 @example(EXAMPLE | {"w": (16, 34, 1, 1), "types": ("int8", "int8"), "pads": [0, 0, 0, 0]})
 @example(EXAMPLE | {"x": (2, 9, 7, 24), "w": (24, 1, 3, 3), "groups": 24, "stride": 2})
+@example(EXAMPLE | {"x": (1, 6, 5, 40), "w": (40, 1, 5, 5), "groups": 40, "zeros": (255, 0)})
+@example(EXAMPLE | {"x": (2, 1, 9, 17), "w": (17, 1, 1, 4), "groups": 17, "dilation": 2})
+@example(EXAMPLE | {"x": (1, 9, 9, 16), "w": (16, 1, 1, 1), "groups": 16})
 def test_convolutions(cpu, case):
     check_convolution(cpu, case)
 
@@ -355,3 +358,14 @@ def test_panels_waste_no_filters(filters, pixels, expected):
     sizes = [PAIRS, 1, 1, pixels, 64, filters, 1, 1, 1, 1, 1, 1, 8, 1]
     chosen = with_best_panel(Geometry(*sizes), parse_cpu("x86-64-v3"))
     assert chosen.vectors == expected
+
+
+def test_depthwise_taps_are_multiplied_by_pairs():
+    """With AVX2, no product of a depthwise convolution is one of int32."""
+    cpu = parse_cpu("x86-64-v3")
+    x = random_integers((1, 12, 12, 40), "uint8", 1)
+    w = random_integers((40, 1, 5, 5), "int8", 2)
+    module, _ = scheduled(make_convolution(x, w, group=40), cpu)
+    assembly = assembly_of(module, cpu)
+    assert "vpmaddwd" in assembly
+    assert "vpmulld" not in assembly

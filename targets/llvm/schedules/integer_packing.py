@@ -11,6 +11,7 @@ the data and taken off the sums: sum((x - z) w) = sum(x w) - z sum(w).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -27,6 +28,7 @@ from hybridc.targets.llvm.schedules.amx_tiles import (
     pack_tiles,
     tile_geometry,
 )
+from hybridc.targets.llvm.schedules.integer_depthwise import pairs_taps
 from hybridc.targets.llvm.schedules.integer_products import integer_product
 from hybridc.targets.llvm.schedules.integer_strips import uses_strips, with_best_panel
 from hybridc.targets.llvm.schedules.integer_tiles import (
@@ -191,6 +193,8 @@ class _Reader:
             kind, geometry = str(source.ty.dtype), tile_geometry(geometry, channels)
         if uses_strips(geometry, self.cpu):
             geometry = with_best_panel(geometry, self.cpu)
+        if pairs_taps(geometry, self.cpu):
+            geometry = dataclasses.replace(geometry, vectors=2)
         packed = f"{name}.packed_{geometry.group}x{geometry.lanes}x{geometry.vectors}"
         return Product(geometry, source, kind, zero, pads, name, packed)
 

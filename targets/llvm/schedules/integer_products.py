@@ -19,6 +19,11 @@ from typing import Any
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.integer_anchor import schedule_integer
+from hybridc.targets.llvm.schedules.integer_depthwise import (
+    CHANNELS,
+    DepthwiseEmitter,
+    pairs_taps,
+)
 from hybridc.targets.llvm.schedules.integer_steps import (
     in_all_lanes,
     place_of,
@@ -90,10 +95,18 @@ def schedule_integer_product(schedule: Schedule, cpu: Cpu) -> Schedule:
     """
 
     def nest(geometry: Geometry, *parts: Any) -> Any:
-        emitter = StripEmitter if uses_strips(geometry, cpu) else _Emitter
-        return emitter(geometry, cpu, *parts).nest()
+        return _emitter(geometry, cpu)(geometry, cpu, *parts).nest()
 
     return schedule_integer(schedule, cpu, INTEGER, nest)
+
+
+def _emitter(geometry: Geometry, cpu: Cpu) -> Any:
+    """What writes a kernel's statements."""
+    if uses_strips(geometry, cpu):
+        return StripEmitter
+    return (
+        DepthwiseEmitter if geometry.panel == CHANNELS and pairs_taps(geometry, cpu) else _Emitter
+    )
 
 
 @dataclass(frozen=True)
