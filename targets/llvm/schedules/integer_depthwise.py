@@ -142,17 +142,9 @@ class DepthwiseEmitter:
                 statements.append(self.finish(at, buffer, LANES))
         return sequence(statements)
 
-    def _sums(
-        self,
-        image: Any,
-        y: Any,
-        x: Any,
-        start: Any,
-        weights: list[list[Any]],
-        statements: list[Any],
-    ) -> list[Any]:
-        """The sums of one pixel, as they are interleaved."""
-        g = self.geometry
+    def _sums(self, place: list[Any], weights: list[list[Any]], statements: list[Any]) -> list[Any]:
+        """The sums of one pixel's channels, as they are interleaved."""
+        g, (image, y, x, start) = self.geometry, place
         sums: list[Any] = [None, None]
         for pair, halves in zip(self.pairs, weights, strict=True):
             loads = []
