@@ -41,6 +41,11 @@ class Budget:
     fold: Fold
     at_least: bool
 
+    @property
+    def is_of_worst(self) -> bool:
+        """Whether the worst sample alone counts, so that one is enough to break the bound."""
+        return self.fold in (min, max)
+
     def of(self, pairs: Iterable[tuple[Outputs, Outputs]]) -> float:
         """The metric over samples: pairs of the original's outputs and the new ones."""
         return self.fold([float(self.measure(old, new)) for old, new in pairs])

@@ -1,8 +1,9 @@
 """What values the tensors of a model take, collected while samples run through it.
 
 The model runs in ONNX Runtime with the tensors to be observed as outputs. Of each one a histogram
-is kept, with the exact extremes, and for each position of the last axis the largest magnitude and
-the mean square. That takes the same memory for any number of samples.
+is kept, with the exact extremes; for each position of the last axis the largest magnitude and the
+mean square; and the mean of each position of the second axis, where convolutions have their
+channels. That takes the same memory for any number of samples.
 
 A histogram has a fixed number of bins between -limit and limit. Where a larger number comes, the
 limit is doubled as often as needed, and each time two bins become one in the middle half. So no
@@ -11,6 +12,7 @@ sample has to be read twice and none is forgotten.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -101,6 +103,30 @@ class Channels:
         return Channels(largest, self.squares + other.squares, self.count + other.count)
 
 
+@dataclass
+class Mean:
+    """The mean of each position of a tensor's second axis.
+
+    Attributes:
+        sums: Sum of the elements of each.
+        count: Elements of each.
+    """
+
+    sums: Array | float = 0.0
+    count: int = 0
+
+    def add(self, array: Array) -> None:
+        """Take a tensor of two dimensions or more into account."""
+        others = tuple(axis for axis in range(array.ndim) if axis != 1)
+        self.sums = self.sums + array.sum(axis=others, dtype=np.float64)
+        self.count += array.size // array.shape[1]
+
+    @property
+    def value(self) -> Array:
+        """The means."""
+        return np.asarray(self.sums / self.count)
+
+
 @dataclass(frozen=True)
 class Observations:
     """What was seen of a model's tensors, by name.
@@ -108,10 +134,12 @@ class Observations:
     Attributes:
         histograms: Of all elements.
         channels: Of the positions of the last axis.
+        means: Of the positions of the second axis, where its size is the same in all samples.
     """
 
     histograms: Mapping[str, Histogram]
     channels: Mapping[str, Channels]
+    means: Mapping[str, Array]
 
 
 def observe(
@@ -127,6 +155,7 @@ def observe(
     run = open_session(with_outputs(model, [name for name in names if name not in inputs]))
     histograms = {name: Histogram() for name in names}
     channels: dict[str, Channels] = {}
+    means: dict[tuple[str, int], Mean] = {}
     for sample in samples:
         found = {**sample, **run(sample)}
         for name in names:
@@ -137,7 +166,11 @@ def observe(
                 raise UsageError(f"{name!r} is infinite or NaN in a sample; no range holds that")
             histograms[name].add(array)
             channels[name] = _channels(array).merged(channels.get(name))
-    return Observations(histograms, channels)
+            if array.ndim >= 2:
+                means.setdefault((name, array.shape[1]), Mean()).add(array)
+    single = Counter(name for name, _ in means)
+    fixed = {name: mean.value for (name, _), mean in means.items() if single[name] == 1}
+    return Observations(histograms, channels, fixed)
 
 
 def _channels(array: Array) -> Channels:

@@ -3,15 +3,14 @@
 Errors of layers in int8 are small and nearly independent, so they nearly add. That makes the choice
 a knapsack: each layer has a price, what it alone costs in accuracy, and a worth, the time that it
 is predicted to save. Layers are taken in the order of price over worth, which is the best choice
-for a sum but for the last layer. How many of them the budget allows is measured, not added up: at a
-few counts for the curve, and between the last that keeps the budget and the first that does not by
+for a sum but for the last layer. How many of them the budget allows is measured, not added up, by
 halving. Errors do not quite add, and the next layer in the order may be one that does not fit where
 others behind it do. So these are tried one by one, too.
 
-What is measured on the samples that were calibrated with comes out a little better on others.
-Therefore only a part of what the budget allows is used; the rest is for samples not seen. The worst
-sample of many is worse than that of a few, so the choice is measured once more on many samples, and
-halved until it keeps the budget there.
+The worst sample of many is worse than that of a few, so every choice is measured on many samples,
+those first that broke the budget before: what does not fit is found out by the first few. What is
+measured on samples that were calibrated with comes out a little better on others. Therefore only a
+part of what the budget allows is used; the rest is for samples not seen.
 """
 
 from __future__ import annotations
@@ -27,13 +26,10 @@ from hybridc.precision.static import Calibrated, sensitivities
 from hybridc.reference import open_session
 
 MEASURED = 24
-"""Samples for errors, of single layers and of choices: the same, since the worst of them counts."""
+"""Samples for errors of single layers, and for the curve."""
 
 CHECKED = 128
-"""Samples that the final choice is measured on, at most."""
-
-EXTRA = 24
-"""Layers that are tried behind the first one that does not fit."""
+"""Samples that a choice must keep the budget on, at most."""
 
 POINTS = 8
 """Counts that are measured for the curve, besides none."""
@@ -119,43 +115,58 @@ def search(calibrated: Calibrated, samples: Samples, budget: Budget, cost: Model
         budget: What must be kept.
         cost: What its layers cost.
     """
-    measured = _spread(samples)
+    measured = _spread(samples, MEASURED)
     errors = sensitivities(calibrated, measured)
     worth = {name: cost.layers[name].saved_seconds for name in calibrated.anchors}
     useful = [name for name in calibrated.anchors if worth[name] > 0]
     order = sorted(useful, key=lambda name: max(errors[name], 0.0) / worth[name])
-    measure = _measurer(calibrated, measured, budget)
-    points: dict[int, Point] = {}
+    chosen = fitting(order, _checker(calibrated, _spread(samples, CHECKED), budget))
+    order = [*chosen, *(name for name in order if name not in chosen)]
+    return Found(
+        budget.metric,
+        budget.bound,
+        cost.profile,
+        len(chosen),
+        _layers(calibrated.anchors, order, len(chosen), errors, worth),
+        _curve(calibrated, measured, budget, cost, order, len(chosen)),
+    )
 
-    def point_of(chosen: list[str]) -> Point:
-        value = measure(chosen)
-        seconds = cost.seconds - sum(worth[name] for name in chosen)
-        size = cost.bytes - sum(cost.layers[name].saved_bytes for name in chosen)
-        return Point(len(chosen), value, seconds, size, has_room(budget, value))
 
-    def try_count(count: int) -> bool:
-        if count not in points:
-            points[count] = point_of(order[:count])
-        return points[count].is_kept
+def fitting(order: Sequence[str], is_kept: Callable[[list[str]], bool]) -> list[str]:
+    """Layers that keep a budget: the first ones, and those behind that fit, too, one by one."""
+    low, high = 0, len(order) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_kept(list(order[:middle])) else (low, middle)
+    chosen = list(order[:low])
+    for name in order[high:]:
+        if is_kept([*chosen, name]):
+            chosen.append(name)
+    return chosen
 
-    count = _most(len(order), try_count)
-    chosen = order[:count]
-    if try_count(0):
-        others = order[count + 1 : count + 1 + EXTRA]
-        chosen += _that_fit_too(chosen, others, lambda names: point_of(names).is_kept)
-    if len(chosen) > count:
-        order = [*chosen, *(name for name in order if name not in chosen)]
-        asked, points, count = [*points, len(chosen)], {}, len(chosen)
-        for number in asked:
-            try_count(number)
-    if count and samples.count > len(measured):
-        check = _measurer(calibrated, _spread(samples, CHECKED), budget)
-        while count and not has_room(budget, check(order[:count])):
-            count //= 2
-        try_count(count)
-    layers = _layers(calibrated.anchors, order, count, errors, worth)
-    curve = tuple(points[key] for key in sorted(points))
-    return Found(budget.metric, budget.bound, cost.profile, count, layers, curve)
+
+def _curve(
+    calibrated: Calibrated,
+    samples: Sequence[Sample],
+    budget: Budget,
+    cost: ModelCost,
+    order: Sequence[str],
+    count: int,
+) -> tuple[Point, ...]:
+    """Points at a few counts of layers, in order, and at one that was chosen."""
+    original = open_session(calibrated.model.SerializeToString())
+    before = [original(sample) for sample in samples]
+
+    def point(names: Sequence[str]) -> Point:
+        run = open_session(calibrated.quantized(names).SerializeToString())
+        value = budget.of(zip(before, map(run, samples), strict=True))
+        layers = [cost.layers[name] for name in names]
+        seconds = cost.seconds - sum(layer.saved_seconds for layer in layers)
+        size = cost.bytes - sum(layer.saved_bytes for layer in layers)
+        return Point(len(names), value, seconds, size, has_room(budget, value))
+
+    grid = {round(len(order) * step / POINTS) for step in range(POINTS + 1)}
+    return tuple(point(order[:number]) for number in sorted({*grid, count}))
 
 
 def _layers(
@@ -173,17 +184,6 @@ def _layers(
     return (*chosen, *left, *useless)
 
 
-def _that_fit_too(
-    chosen: Sequence[str], others: Sequence[str], is_kept: Callable[[list[str]], bool]
-) -> list[str]:
-    """Those of other layers that, one after the other, join the chosen and keep the budget."""
-    joined: list[str] = []
-    for name in others:
-        if is_kept([*chosen, *joined, name]):
-            joined.append(name)
-    return joined
-
-
 def has_room(budget: Budget, value: float) -> bool:
     """Whether a value keeps a budget with something to spare for samples not seen."""
     if budget.at_least:
@@ -191,37 +191,27 @@ def has_room(budget: Budget, value: float) -> bool:
     return value <= USED * budget.bound
 
 
-def _most(total: int, is_kept: Callable[[int], bool]) -> int:
-    """The largest count that keeps the budget, as far as that can be told by halving."""
-    grid = sorted({round(total * step / POINTS) for step in range(POINTS + 1)})
-    kept = [is_kept(count) for count in grid]
-    if all(kept):
-        return total
-    first_bad = kept.index(False)
-    if first_bad == 0:
-        return 0
-    low, high = grid[first_bad - 1], grid[first_bad]
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_kept(middle) else (low, middle)
-    return low
-
-
-def _measurer(
+def _checker(
     calibrated: Calibrated, samples: Sequence[Sample], budget: Budget
-) -> Callable[[list[str]], float]:
-    """A function that measures the budget's metric for a choice of layers."""
+) -> Callable[[list[str]], bool]:
+    """A function that measures whether a choice of layers keeps a budget, with some room."""
     original = open_session(calibrated.model.SerializeToString())
-    before = [original(sample) for sample in samples]
+    pairs = [(sample, original(sample)) for sample in samples]
 
-    def measure(chosen: list[str]) -> float:
+    def is_kept(chosen: list[str]) -> bool:
         run = open_session(calibrated.quantized(chosen).SerializeToString())
-        return budget.of(zip(before, map(run, samples), strict=True))
+        values: list[float] = []
+        for place, (sample, before) in enumerate(pairs):
+            values.append(float(budget.measure(before, run(sample))))
+            if budget.is_of_worst and not has_room(budget, values[-1]):
+                pairs.insert(0, pairs.pop(place))  # others are likely to break there, too
+                return False
+        return has_room(budget, budget.fold(values))
 
-    return measure
+    return is_kept
 
 
-def _spread(samples: Samples, most: int = MEASURED) -> list[Sample]:
+def _spread(samples: Samples, most: int) -> list[Sample]:
     """Samples from all of them, evenly."""
     step = max(1, samples.count // most)
     return list(itertools.islice(samples, 0, step * most, step))

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
+from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
 from hybridc.precision.anchors import anchors_of, taking_part, tensors_of
 from hybridc.precision.budget import cosine
@@ -28,6 +30,9 @@ SENSITIVE, MOST_KEPT = 2e-3, 0.1
 """A layer stays float if it alone turns an output by more than this (one minus the cosine), and is
 among this share of the layers, those that cost most."""
 
+HALF_ERROR = 1e-3
+"""Largest error of a weight in float16, relative to the largest magnitude of its filter."""
+
 
 @dataclass(frozen=True)
 class Calibrated:
@@ -37,17 +42,38 @@ class Calibrated:
         model: The model, smoothed.
         anchors: Names of its convolutions and matrix products of a constant weight, in order.
         ranges: Of the tensors that they and what works on images read and make.
+        means: Of the second axis of the same tensors, where its size is fixed.
     """
 
     model: onnx.ModelProto
     anchors: tuple[str, ...]
     ranges: Mapping[str, Range]
+    means: Mapping[str, Array]
 
     def quantized(self, anchors: Collection[str]) -> onnx.ModelProto:
-        """The model with some of its anchors in int8."""
+        """The model with some of its anchors in int8, and the weights of others as float16.
+
+        These stay tensors of float32, which bundles store in 16 bits.
+        """
         if not anchors:
             return self.model
-        return insert_qdq(self.model, taking_part(self.model, anchors), self.ranges)
+        nodes = taking_part(self.model, anchors)
+        model = insert_qdq(self.model, nodes, self.ranges, self.means)
+        round_weights(model, set(self.anchors) - set(anchors))
+        return model
+
+
+def round_weights(model: onnx.ModelProto, anchors: Collection[str]) -> None:
+    """Round the weights of some anchors to numbers of float16, where these are close enough."""
+    names = {node.input[1] for node in model.graph.node if node.name in anchors}
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            array = numpy_helper.to_array(tensor)
+            with np.errstate(over="ignore"):
+                rounded = array.astype(np.float16).astype(np.float32)
+            largest = np.abs(array).max(axis=tuple(range(1, array.ndim)), keepdims=True)
+            if np.all(np.abs(rounded - array) <= HALF_ERROR * largest):
+                tensor.CopyFrom(numpy_helper.from_array(rounded, tensor.name))
 
 
 def calibrate_model(model: onnx.ModelProto, samples: Iterable[Sample], method: str) -> Calibrated:
@@ -71,9 +97,9 @@ def calibrate_model(model: onnx.ModelProto, samples: Iterable[Sample], method: s
         seen = observe(model, [node.input[0] for node in products], samples)
         model = smooth(model, [node.name for node in products], seen.channels)
     tensors = tensors_of(model, taking_part(model, anchors))
-    found = observe(model, tensors, samples).histograms
-    ranges = {name: range_of(histogram, method) for name, histogram in found.items()}
-    return Calibrated(model, tuple(anchors), _useful(model, ranges))
+    found = observe(model, tensors, samples)
+    ranges = {name: range_of(h, method) for name, h in found.histograms.items()}
+    return Calibrated(model, tuple(anchors), _useful(model, ranges), found.means)
 
 
 def _useful(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[str, Range]:
@@ -110,7 +136,7 @@ def sensitivities(calibrated: Calibrated, samples: Iterable[Sample]) -> dict[str
     before = [original(sample) for sample in kept]
     errors = {}
     for anchor in calibrated.anchors:
-        changed = insert_qdq(calibrated.model, {anchor}, calibrated.ranges)
+        changed = insert_qdq(calibrated.model, {anchor}, calibrated.ranges, calibrated.means)
         run = open_session(changed.SerializeToString())
         errors[anchor] = 1 - min(
             cosine(old, run(sample)) for old, sample in zip(before, kept, strict=True)

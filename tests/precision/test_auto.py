@@ -14,7 +14,7 @@ from hybridc.precision.budget import parse_budget
 from hybridc.precision.costs import predict
 from hybridc.precision.curve import as_json, as_svg, as_table
 from hybridc.precision.samples import load_samples
-from hybridc.precision.search import _that_fit_too, has_room, search
+from hybridc.precision.search import fitting, has_room, search
 from hybridc.precision.static import calibrate_model
 from tests.models import save
 from tests.precision.data import network, samples, write_samples
@@ -66,8 +66,17 @@ def test_layers_behind_one_that_does_not_fit_are_tried():
         return sum(prices[name] for name in names) <= 10
 
     prices = {"a": 6, "b": 5, "c": 3, "d": 2, "e": 1}
-    assert _that_fit_too(["a"], ["b", "c", "d", "e"], is_kept) == ["c", "e"]
-    assert _that_fit_too(["a"], ["b"], is_kept) == []
+    assert fitting("abcde", is_kept) == ["a", "c", "e"]
+    assert fitting("ab", is_kept) == ["a"]
+    assert fitting("cde", is_kept) == ["c", "d", "e"]
+    assert fitting("", is_kept) == []
+    prices["a"] = 11
+    assert fitting("abcde", is_kept) == ["b", "c", "d"]
+
+
+def test_only_metrics_of_the_worst_sample_are_broken_by_one():
+    worst = {text: parse_budget(text).is_of_worst for text in ("cosine=1", "relative=0", "top1=1")}
+    assert worst == {"cosine=1": True, "relative=0": True, "top1=1": False}
 
 
 def test_a_part_of_the_budget_is_left_for_other_samples():

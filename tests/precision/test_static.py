@@ -12,7 +12,8 @@ from hybridc.precision.observe import BINS, Channels, Histogram, observe
 from hybridc.precision.qdq import insert_qdq, scale_of
 from hybridc.precision.ranges import METHODS, range_of
 from hybridc.precision.smooth import best_scales, expected_error, scales_of, smooth
-from hybridc.precision.static import calibrate_model, sensitive, sensitivities
+from hybridc.precision.static import calibrate_model, round_weights, sensitive, sensitivities
+from hybridc.reference import open_session
 from tests.models import make_model, node, random, run_reference
 from tests.precision.data import network, samples
 
@@ -214,3 +215,72 @@ def test_activations_behind_pixels_are_computed_before_rounding(kernel):
     last = calibrated.quantized(["first"])
     rounded = [n.input[0] for n in last.graph.node if n.op_type == "QuantizeLinear"]
     assert rounded == (["x", "c"] if kernel == 3 else ["x"])
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_rounding_weights_moves_no_mean(groups):
+    """Of data far from zero, what rounding adds to each weight adds up."""
+    nodes = [node("Conv", "x w b", "y", "conv", group=groups)]
+    weights = {"w": random(8, 8 // groups, 3, 3), "b": random(8, seed=1)}
+    model = make_model(nodes, {"x": (1, 8, 9, 9)}, {"y": (1, 8, 7, 7)}, weights)
+    model = onnx.shape_inference.infer_shapes(model)
+    inputs = [{"x": random(1, 8, 9, 9, seed=seed) + np.float32(5)} for seed in range(12)]
+    means = observe(model, ["x"], inputs[:8]).means
+    np.testing.assert_allclose(means["x"], 5, atol=0.3)
+    ranges, moved = {"x": (0.0, 10.0)}, []
+    for known in (None, means):
+        run = open_session(insert_qdq(model, ["conv"], ranges, known).SerializeToString())
+        plain = open_session(model.SerializeToString())
+        errors = np.concatenate([run(x)["y"] - plain(x)["y"] for x in inputs[8:]])
+        moved.append(np.abs(errors.mean(axis=(0, 2, 3))).max())
+    assert moved[1] < 0.3 * moved[0]
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_rounding_a_products_weights_moves_no_mean(transposed):
+    matrix = random(16, 32) if transposed else random(32, 16)
+    nodes = [node("Gemm", "x w b", "y", "g", transB=transposed)]
+    weights = {"w": matrix, "b": random(16, seed=1)}
+    model = make_model(nodes, {"x": (64, 32)}, {"y": (64, 16)}, weights)
+    inputs = [{"x": random(64, 32, seed=seed) + np.float32(5)} for seed in range(2)]
+    means = observe(model, ["x"], inputs[:1]).means
+    int8 = insert_qdq(model, ["g"], {"x": (0.0, 10.0)}, means)
+    plain = insert_qdq(model, ["g"], {"x": (0.0, 10.0)})
+    exact, got, without = (
+        open_session(m.SerializeToString())(inputs[1])["y"] for m in (model, int8, plain)
+    )
+    moved = [np.abs((y - exact).mean(axis=0)).max() for y in (without, got)]
+    assert moved[1] < 0.3 * moved[0]
+
+
+def test_sums_that_are_measured_do_not_saturate():
+    """Pairs of products beyond int16, which ONNX Runtime's fast way on AVX2 cuts off."""
+    weights = {"w": np.full((16, 64), 127, np.float32)}
+    nodes = [node("Gemm", "x w", "y", "g", transB=1)]
+    model = make_model(nodes, {"x": (2, 64)}, {"y": (2, 16)}, weights)
+    int8 = insert_qdq(model, ["g"], {"x": (0.0, 255.0), "y": (0.0, 255.0 * 127 * 64)})
+    x = np.full((2, 64), 255, np.float32)
+    for optimize in (False, True):
+        got = open_session(int8.SerializeToString(), optimize=optimize)({"x": x})["y"]
+        np.testing.assert_allclose(got, 255 * 127 * 64, rtol=1e-5)
+
+
+def test_weights_of_layers_that_stay_float_take_16_bits():
+    model = network()
+    calibrated = calibrate_model(model, [{"x": x} for x in samples()], "percentile")
+    mixed = calibrated.quantized(["a", "c"])
+    kept = {t.name: onnx.numpy_helper.to_array(t) for t in mixed.graph.initializer}
+    name = next(n.input[1] for n in mixed.graph.node if n.name == "b")
+    assert np.array_equal(kept[name], kept[name].astype(np.float16))
+    original = next(t for t in model.graph.initializer if t.name == name)
+    np.testing.assert_allclose(kept[name], onnx.numpy_helper.to_array(original), rtol=1e-3)
+    assert calibrated.quantized([]) is calibrated.model
+
+
+def test_weights_that_float16_would_change_stay():
+    weights = {"w": random(8, 4) * np.float32(1e-7), "v": random(8, 4) * np.float32(1e6)}
+    nodes = [node("Gemm", f"x {name}", f"y{name}", name, transB=1) for name in weights]
+    model = make_model(nodes, {"x": (2, 4)}, {f"y{name}": (2, 8) for name in weights}, weights)
+    round_weights(model, list(weights))
+    for tensor in model.graph.initializer:
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), weights[tensor.name])
