@@ -16,6 +16,7 @@ from hybridc.targets.llvm.schedules.attention import schedule_attention
 from hybridc.targets.llvm.schedules.blocked_convolution import schedule_blocked_convolution
 from hybridc.targets.llvm.schedules.blocked_pooling import schedule_blocked_pooling
 from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction, is_spatial
+from hybridc.targets.llvm.schedules.conditions import compare_starts
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
 from hybridc.targets.llvm.schedules.extrema import with_finite_starts, with_infinite_starts
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
@@ -65,7 +66,7 @@ def schedule_function(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
 
 def _written_out(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
     """The function with arithmetic in place of what has no vector instruction, or a slow one."""
-    return expand_math(round_shortly(function, cpu))
+    return expand_math(round_shortly(compare_starts(function), cpu))
 
 
 def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc | None:

@@ -22,6 +22,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from hybridc.targets.llvm.schedules.blocks import collect, is_choice
+from hybridc.targets.llvm.schedules.conditions import lane_variables
+from hybridc.targets.llvm.schedules.tails import variables_of
 from tvm import tirx
 
 EXP = (0.5000000068041875, 0.16666665864585786, 0.04166629362093137, 0.008333497669264682,
@@ -82,14 +84,17 @@ def _without_stumbling(loop: tirx.For) -> tirx.For:
     """
     if loop.kind != tirx.ForKind.VECTORIZED:
         return loop
+    lane = lane_variables(loop)
     for store in collect(loop.body, tirx.BufferStore):
-        if collect(store.value, tirx.Let) and _conditions(store) > 1:
+        if collect(store.value, tirx.Let) and _conditions(store, lane) > 1:
             return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
     return loop
 
 
-def _conditions(store: tirx.BufferStore) -> int:
-    return sum(is_choice(call) for call in collect(store.value, tvm.ir.Call))
+def _conditions(store: tirx.BufferStore, lane: set[Any]) -> int:
+    """Choices that lanes may make differently."""
+    choices = filter(is_choice, collect(store.value, tvm.ir.Call))
+    return sum(bool(lane & variables_of(choice.args[0])) for choice in choices)
 
 
 def _has_bfloat16(store: tirx.BufferStore) -> bool:
