@@ -75,7 +75,7 @@ def hybridc_engine(model: Any, example: Any, precision: str, folder: Path) -> En
 
     import hybridc
     from hybridc.compiler import Options, compile_model
-    from hybridc.precision.quantize import convert_to_half
+    from hybridc.precision.half import convert_to_half
 
     path = folder / "model.onnx"
     torch.onnx.export(model, (example,), str(path), dynamo=False, opset_version=17)

@@ -36,6 +36,7 @@ from hybridc.passes.raise_opset import ensure_opset
 from hybridc.precision.budget import Budget, Outputs, relative_error
 from hybridc.precision.costs import predict
 from hybridc.precision.curve import auto_notes, check_suffix, write_curve
+from hybridc.precision.half import convert_to_half
 from hybridc.precision.quantize import (
     AUTO,
     DEFAULT_METHOD,
@@ -45,7 +46,6 @@ from hybridc.precision.quantize import (
     INT8_WEIGHTS,
     STATIC,
     Calibration,
-    convert_to_half,
     quantize_dynamic,
     quantize_static,
 )

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 
 from hybridc.precision.qdq import PER_CHANNEL_SINCE
 from hybridc.precision.samples import Samples
@@ -99,17 +98,6 @@ def quantize_dynamic(model: onnx.ModelProto) -> onnx.ModelProto:
             extra_options={"MatMulConstBOnly": True},
         )
         return onnx.load(target)
-
-
-def convert_to_half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Floats in 16 bits, but for inputs, outputs, and operators that need more."""
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    half = ir.from_proto(convert_float_to_float16(copy, keep_io_types=True))
-    half.graph.sort()  # the casts behind inputs come last
-    return ir.to_proto(half)
 
 
 def opset_of(model: onnx.ModelProto) -> int:

@@ -114,7 +114,7 @@ def _halved(path: Path, folder: Path) -> Path:
     """The model in 16 bits, in a folder."""
     import onnx
 
-    from hybridc.precision.quantize import convert_to_half
+    from hybridc.precision.half import convert_to_half
 
     onnx.save(convert_to_half(onnx.load(path)), folder / "half.onnx")
     return folder / "half.onnx"
