@@ -119,4 +119,5 @@ def _nonnegative(matrix: Matrix, wanted: Matrix, start: Matrix | None = None) ->
             found[i] = max(0.0, found[i] + (target[i] - gram[i] @ found) / gram[i, i])
         if np.max(np.abs(found - before), initial=0.0) <= 1e-9 * np.max(found, initial=1e-30):
             break
-    return found / scale
+    factors: Matrix = found / scale
+    return factors

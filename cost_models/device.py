@@ -53,10 +53,13 @@ class DeviceProfile:
         peaks: Operations per second by element type; other types count as float32.
         memory: Caches and memory, the fastest first; the last holds what is placed here.
         launch_seconds: Time that starting a kernel costs.
-        synchronize_seconds: Time that waiting for the device costs, once for each copy out of it.
+        synchronize_seconds: Time that a call and waiting for the device cost, once for each copy
+            out of it.
         handoff_seconds: Time until it begins with a tensor of another device in the same memory.
         handoff_seconds_per_byte: What each byte of that tensor adds; where it is not known, the
             tensor comes from the memory behind all caches.
+        handoffs: What it takes until it begins with a tensor of another device, by the name of that
+            device in the file of the machine that both were measured on; that is all of the way.
         run_seconds: What a run takes beside its parts and copies: inputs are checked, the first
             part begins, outputs are handed out.
         in_host_memory: Whether it computes in the host's memory.
@@ -80,6 +83,7 @@ class DeviceProfile:
     synchronize_seconds: float = 0.0
     handoff_seconds: float = HANDOFF_SECONDS
     handoff_seconds_per_byte: float | None = None
+    handoffs: Mapping[str, Route] = field(default_factory=dict)
     run_seconds: float = 0.0
     in_host_memory: bool = True
     to_host: Route | None = None
@@ -165,9 +169,10 @@ def check_profile(profile: DeviceProfile) -> None:
     if not profile.memory:
         raise ValueError("memory is empty")
     routes = [route for route in (profile.to_host, profile.from_host) if route is not None]
+    ways = [*routes, *profile.handoffs.values()]
     rates = [*profile.peaks.values(), *(level.bytes_per_second for level in profile.memory)]
     rates += [*(level.bytes for level in profile.memory), *profile.efficiency.values()]
-    rates += [route.bytes_per_second for route in routes]
+    rates += [route.bytes_per_second for route in ways]
     if not all(0 < rate < math.inf for rate in rates):
         raise ValueError("a peak, size, bandwidth or efficiency is not above zero")
     prices = [profile.joules_per_operation, profile.joules_per_byte, profile.watts]
@@ -175,8 +180,8 @@ def check_profile(profile: DeviceProfile) -> None:
     amounts += [profile.handoff_per_byte, profile.run_seconds]
     prices += [profile.dollars_per_hour, profile.dollars_per_request]
     amounts += [price or 0.0 for price in prices]
-    amounts += [r.latency_seconds for r in routes]
-    amounts += [amount for r in routes for amount in (r.joules_per_byte, r.dollars_per_gigabyte)]
+    amounts += [r.latency_seconds for r in ways]
+    amounts += [amount for r in ways for amount in (r.joules_per_byte, r.dollars_per_gigabyte)]
     if not all(0 <= amount < math.inf for amount in amounts):
         raise ValueError("a time, an energy or a price is below zero")
     wrong = sorted(set(profile.efficiency) - set(CLASSES))

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.measured import Measurement
 
-SCHEMA = "1.1"
+SCHEMA = "1.2"
+"""Files of 1.1 have no handoffs between pairs of devices: each device's own figures count there."""
 
 
 @dataclass(frozen=True)

@@ -1,130 +1,153 @@
-"""What runs and handoffs take beside kernels, by runs of the loader with parts that only wait.
+"""What runs and handoffs take beside kernels, by runs of the loader.
 
-run         a run of one such part: inputs are checked, outputs handed out, and if the CPU is shared
-            out, the way to the device's thread and back
-start       one more part on another CPU device of the machine: until it begins
-per byte    what reading a tensor takes longer than if the same thread had written it, since it is
-            in the caches of other cores
+run       a run of one part that only waits: inputs are checked, outputs handed out, and if the CPU
+          is shared out, the way to the device's thread and back
+device    a run of one small kernel on a device with memory of its own, less the run and the kernel:
+          a call, both copies, and waiting where the result is read
+handoff   a run of two such kernels on two devices, one behind the other, less the run, both kernels
+          and the copies at both ends: all that it takes until the second begins
 
-A part waits as long as a few kernels take. A thread that had nothing to do for so long sleeps, its
-core perhaps too, and both have to be woken.
+Kernels are those of the bundle for the memory's levels, which read a tensor and write another.
+
+Between the two, a CPU waits as long as a few kernels take. A thread that had nothing to do for so
+long sleeps, its core perhaps too, and both have to be woken, as in a run of a model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from hybridc.bundle.manifest import Manifest, PartSpec, TensorSpec
 from hybridc.calibration.timing import Clock, Timing, measure
+from hybridc.cost_models.device import DeviceProfile
 from hybridc.runtime.loader import Model
-from hybridc.runtime.parts import Function
+from hybridc.runtime.parts import CompiledPart, Function
 from hybridc.runtime.tensors import HOST, Place
-from hybridc.runtime.threads import Cores
-from hybridc.runtime.workers import Workers, is_cpu
+from hybridc.runtime.workers import is_cpu
 
-_BYTES = 2**19
-"""Size of the tensor that is passed on: common in networks, and held by caches of most cores."""
+SIZES = (2**12, 2**18, 2**21)
+"""Bytes of the tensors that are passed on."""
 
 _PART_SECONDS = 1e-3
 
-_HANDOFFS = 4
-"""Handoffs in the longer of the two runs that are compared."""
+_LEAST_LIMIT = 0.2
+"""What is wanted is a small part of a run's time, so it takes more runs than a kernel."""
+
+
+@dataclass(frozen=True)
+class End:
+    """A device that passes tensors on, or takes them.
+
+    Attributes:
+        name: Its name.
+        profile: Its profile.
+        parts: A kernel for each size of tensors.
+        seconds: Times of these kernels.
+    """
+
+    name: str
+    profile: DeviceProfile
+    parts: Mapping[int, CompiledPart]
+    seconds: Mapping[int, float]
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether it computes in the host's memory."""
+        return self.profile.in_host_memory
+
+    def arriving(self, count: int) -> float:
+        """Seconds until a tensor of the host's is there."""
+        return self.profile.from_host.seconds(count) if self.profile.from_host else 0.0
+
+    def leaving(self, count: int) -> float:
+        """Seconds until a result of it is in the host's memory."""
+        if self.profile.to_host is None:
+            return 0.0
+        return self.profile.synchronize_seconds + self.profile.to_host.seconds(count)
 
 
 @dataclass(frozen=True)
 class Passing:
-    """Times of runs and handoffs.
+    """Measures runs of the loader with the devices of a bundle.
 
     Attributes:
-        run: What a run takes beside its parts.
-        start: Until a part begins on another CPU device; ``None`` if there is one only.
-        per_byte: What each byte that it reads adds; ``None`` likewise.
-    """
-
-    run: Timing
-    start: Timing | None = None
-    per_byte: Timing | None = None
-
-
-def measure_passing(
-    manifest: Manifest,
-    shares: Mapping[str, Cores],
-    limit: float,
-    clock: Clock = time.perf_counter,
-) -> Passing:
-    """Measure runs, and handoffs between the first two CPU devices.
-
-    Args:
-        manifest: The description of a bundle for the devices.
-        shares: Cores by CPU device.
-        limit: Seconds for each figure.
+        manifest: The bundle's description.
+        limit: Seconds for each figure, if they are enough.
         clock: Seconds that count.
     """
-    names = list(shares)[:2]
-    run = measure(_Chain(manifest, names[:1], clock).run, limit, clock).without(_PART_SECONDS)
-    if len(names) < 2:
-        return Passing(run)
-    count = 1 + _HANDOFFS
-    chain = _Chain(manifest, [names[index % 2] for index in range(count)], clock)
-    longer = measure(chain.run, limit, clock).without(count * _PART_SECONDS)
-    start = longer.without(run.seconds).share(_HANDOFFS)
-    return Passing(run, start, _per_byte(shares, limit, clock))
 
+    manifest: Manifest
+    limit: float
+    clock: Clock = time.perf_counter
 
-def _per_byte(shares: Mapping[str, Cores], limit: float, clock: Clock) -> Timing:
-    workers = Workers(shares, 0)
-    first, second = list(shares)[:2]
-    try:
-        start = measure(_Relay(workers, (first, second), lambda: None).run, limit, clock)
-        source, target = np.zeros((2, _BYTES // 8))
+    @functools.cached_property
+    def run(self) -> Timing:
+        """What a run takes beside its parts."""
+        names = [device.name for device in self.manifest.devices if is_cpu(device)]
+        idle = _idle(names[0] if names else "", self.clock)
+        return self._measure([idle], min(SIZES)).without(_PART_SECONDS)
 
-        def step() -> None:
-            np.add(source, 1.0, out=target)
-            np.subtract(target, 1.0, out=source)
+    def there_and_back(self, end: End) -> Timing:
+        """What a run on a device with memory of its own takes beside the kernel.
 
-        apart = measure(_Relay(workers, (first, second), step).run, limit, clock)
-        alone = measure(_Relay(workers, (first, first), step).run, limit, clock)
-    finally:
-        workers.close()
-    # Both tensors come from the other's caches in a step, and the way there does not count.
-    reading = apart.without(alone.seconds + start.seconds, 1e-9)
-    return reading.share(2 * _BYTES)
+        That is a call, both copies, and waiting, with a tensor of the smallest size.
+        """
+        count = min(end.parts)
+        known = self.run.seconds + end.seconds[count]
+        return self._measure([end.parts[count]], count).without(known)
 
+    def handoffs(self, source: End, destination: End) -> dict[int, Timing]:
+        """The time until a result of one device can be read on another, by its size."""
+        found = {}
+        for count in sorted(source.parts.keys() & destination.parts.keys()):
+            parts: list[_Chained] = [source.parts[count], destination.parts[count]]
+            known = self.run.seconds + source.arriving(count) + destination.leaving(count)
+            known += source.seconds[count] + destination.seconds[count]
+            cpu = next((end.name for end in (source, destination) if end.is_on_host), None)
+            if cpu is not None:
+                parts.insert(1, _idle(cpu, self.clock))
+                known += _PART_SECONDS
+            found[count] = self._measure(parts, count).without(known)
+        return found
 
-class _Chain:
-    """A model of parts that wait, one behind the other, on some devices."""
-
-    def __init__(self, manifest: Manifest, devices: Sequence[str], clock: Clock) -> None:
-        specs = [
-            PartSpec(f"part{index}", device, "", (f"t{index}",), (f"t{index + 1}",), (), ())
-            for index, device in enumerate(devices or ("",))
+    def _measure(self, parts: Sequence[_Chained], count: int) -> Timing:
+        """Time a model of parts one behind the other, over a tensor of so many bytes."""
+        names = [f"t{index}" for index in range(len(parts) + 1)]
+        chain = [
+            _renamed(part, f"part{index}", *names[index : index + 2])
+            for index, part in enumerate(parts)
         ]
-        ends = [(TensorSpec(name, "float32", (1,)),) for name in ("t0", f"t{len(specs)}")]
+        specs = [TensorSpec(name, "float32", (count // 4,)) for name in (names[0], names[-1])]
         own = dataclasses.replace(
-            manifest,
-            inputs=ends[0],
-            outputs=ends[1],
-            parts=tuple(specs),
-            devices=tuple(filter(is_cpu, manifest.devices)),
+            self.manifest,
+            inputs=(specs[0],),
+            outputs=(specs[1],),
+            parts=tuple(part.spec for part in chain),
         )
-        self._model = Model(own, [_WaitingPart(spec, clock) for spec in specs])
-        self._feeds = {"t0": np.zeros(1, np.float32)}
+        feeds = {names[0]: np.zeros(count // 4, np.float32)}
+        with Model(own, chain) as model:
 
-    def run(self, count: int) -> None:
-        """So many runs."""
-        for _ in range(count):
-            self._model.run(self._feeds)
+            def run(times: int) -> None:
+                for _ in range(times):
+                    model.run(feeds)
+
+            return measure(run, max(self.limit, _LEAST_LIMIT), self.clock)
+
+
+def _renamed(part: _Chained, name: str, read: str, written: str) -> _Chained:
+    spec = dataclasses.replace(part.spec, name=name, inputs=(read,), outputs=(written,))
+    return dataclasses.replace(part, spec=spec)
 
 
 @dataclass(frozen=True)
-class _WaitingPart:
+class _IdlePart:
     """A part that is busy for a while and gives its input back."""
 
     spec: PartSpec
@@ -142,25 +165,13 @@ class _WaitingPart:
         return [value]
 
 
-class _Relay:
-    """Steps by two workers in turns, each handing on to the other."""
+_Chained: TypeAlias = CompiledPart | _IdlePart
 
-    def __init__(self, workers: Workers, ends: tuple[str, str], step: Callable[[], None]) -> None:
-        self._workers, self._ends, self._step = workers, ends, step
-        self._done = threading.Event()
 
-    def run(self, count: int) -> None:
-        """So many steps."""
-        self._done.clear()
-        self._hand_on(count)
-        self._done.wait()
+def placed(part: CompiledPart, device: str) -> CompiledPart:
+    """A part on another device that runs the same code."""
+    return dataclasses.replace(part, spec=dataclasses.replace(part.spec, device=device))
 
-    def _hand_on(self, left: int) -> None:
-        if not left:
-            self._done.set()
-            return
-        self._workers.submit(self._ends[left % 2], (0, 0), lambda: self._go(left))
 
-    def _go(self, left: int) -> None:
-        self._step()
-        self._hand_on(left - 1)
+def _idle(device: str, clock: Clock) -> _IdlePart:
+    return _IdlePart(PartSpec("", device, "", (), (), (), ()), clock)

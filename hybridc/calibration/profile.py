@@ -39,19 +39,15 @@ class Kernels:
     """What was measured of a device's kernels.
 
     Attributes:
-        handoff: Until a part begins whose inputs are there; ``None`` if that is not known.
-        handoff_per_byte: What each byte adds to that; ``None`` if there is no other CPU device.
+        call: Until a part begins whose inputs are there; ``None`` if that is not known.
         launch: A kernel that computes next to nothing; ``None`` if it did not run.
         own: Kernels with their times, less that of a call.
-        synchronizing: Waiting for the device; ``None`` for one that needs no waiting.
         run: What a run takes beside its parts and copies.
     """
 
-    handoff: Timing | None
-    handoff_per_byte: Timing | None
+    call: Timing | None
     launch: Timing | None
     own: Sequence[tuple[Kernel, Timing]]
-    synchronizing: Timing | None
     run: Timing
 
 
@@ -76,15 +72,10 @@ def make_profile(
     if launch is None or DEFAULT_DTYPE not in peaks:
         raise UsageError(f"{spec.name} ran neither a small kernel nor a product; see the notes")
     levels, bandwidths = _levels(kernels.own, launch, memory_bytes(spec))
-    figures = [_figure("launch_seconds", launch), *found, *bandwidths]
-    if kernels.handoff is not None:
-        figures.append(_figure("handoff_seconds", kernels.handoff))
-    per_byte = kernels.handoff_per_byte
-    if per_byte is not None:
-        figures.append(_figure("handoff_seconds_per_byte", per_byte))
-    if kernels.synchronizing is not None:
-        figures.append(_figure("synchronize_seconds", kernels.synchronizing))
-    figures.append(_figure("run_seconds", kernels.run))
+    figures = [figure_of("launch_seconds", launch), *found, *bandwidths]
+    if kernels.call is not None:
+        figures.append(figure_of("handoff_seconds", kernels.call))
+    figures.append(figure_of("run_seconds", kernels.run))
     profile = DeviceProfile(
         name=device_name(spec, cores),
         source=CALIBRATED,
@@ -92,9 +83,7 @@ def make_profile(
         peaks=peaks,
         memory=levels,
         launch_seconds=launch.seconds,
-        synchronize_seconds=kernels.synchronizing.seconds if kernels.synchronizing else 0.0,
-        handoff_seconds=kernels.handoff.seconds if kernels.handoff else HANDOFF_SECONDS,
-        handoff_seconds_per_byte=per_byte.seconds if per_byte else None,
+        handoff_seconds=kernels.call.seconds if kernels.call else HANDOFF_SECONDS,
         run_seconds=kernels.run.seconds,
         in_host_memory=copies is None,
     )
@@ -106,7 +95,8 @@ def make_profile(
     return profile, (*figures, *rows, *more)
 
 
-def _figure(name: str, time: Timing, value: float | None = None) -> Figure:
+def figure_of(name: str, time: Timing, value: float | None = None) -> Figure:
+    """A figure for the machine's file: a time, or a value that rests on it."""
     number = time.seconds if value is None else value
     return Figure(name, number, MEASURED, max(0.0, 1 - time.spread), time.runs)
 
@@ -126,7 +116,7 @@ def _peaks(own: Sequence[tuple[Kernel, Timing]]) -> tuple[dict[str, float], list
         rate = kernel.work.operations / time.seconds
         if anchor.kind in (PRODUCT, CONVOLUTION) and rate > best.get(anchor.dtype, (0.0, time))[0]:
             best[anchor.dtype] = (rate, time)
-    figures = [_figure(f"peaks.{dtype}", time, rate) for dtype, (rate, time) in best.items()]
+    figures = [figure_of(f"peaks.{dtype}", time, rate) for dtype, (rate, time) in best.items()]
     return {dtype: rate for dtype, (rate, _) in best.items()}, figures
 
 
@@ -151,7 +141,7 @@ def _levels(
         best = max(best, rate)
         last = index == len(rates) - 1
         levels.insert(0, MemoryLevel("memory" if last else f"{count} bytes", count, best))
-        figures.insert(0, _figure(f"memory.{levels[0].name}", time, best))
+        figures.insert(0, figure_of(f"memory.{levels[0].name}", time, best))
     if levels:
         levels[-1] = dataclasses.replace(levels[-1], bytes=max(size, levels[-1].bytes))
     return tuple(levels), figures
@@ -167,8 +157,8 @@ def _route(name: str, times: Mapping[int, Timing]) -> tuple[Route, list[Figure]]
     small, large = times[sizes[0]], times[sizes[-1]]
     rate = (sizes[-1] - sizes[0]) / max(large.seconds - small.seconds, 1e-9)
     figures = [
-        _figure(f"{name}.latency_seconds", small),
-        _figure(f"{name}.bytes_per_second", large, rate),
+        figure_of(f"{name}.latency_seconds", small),
+        figure_of(f"{name}.bytes_per_second", large, rate),
     ]
     return Route(small.seconds, rate), figures
 

@@ -5,8 +5,7 @@
     kernel    a group, less a call and changes of layout at its borders, and no less than a launch
     whole     all of a model that runs in one piece: what its groups take more or less there
     copy      tensors of several sizes to a device's memory and back: latency and bandwidth
-    handoff   from one CPU device to another: a call, the way to the other's thread, and what the
-              tensor's bytes cost: changes of layout, and to be read from the other's caches
+    handoff   from each device to each other; see :mod:`hybridc.calibration.handoffs`
 
 A CPU under several names is measured on each name's own cores, as the loader would run it.
 """
@@ -25,11 +24,13 @@ import numpy as np
 import hybridc
 from hybridc.bundle.manifest import DeviceSpec, Manifest, PartSpec
 from hybridc.bundle.read import Bundle, open_bundle
+from hybridc.calibration.handoffs import Measured, complete
 from hybridc.calibration.kernel import ReadyKernel, ready
 from hybridc.calibration.machine import SCHEMA, Machine, MachineDevice
-from hybridc.calibration.passing import Passing, measure_passing
+from hybridc.calibration.passing import SIZES, End, Passing, placed
 from hybridc.calibration.profile import Copies, Kernels, make_profile
 from hybridc.calibration.record import (
+    BANDWIDTH,
     CALIBRATION,
     CALL,
     GROUP,
@@ -42,6 +43,7 @@ from hybridc.calibration.record import (
 )
 from hybridc.calibration.timing import Clock, Timing, measure
 from hybridc.calibration.wholes import correct
+from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.measured import Code as MeasuredCode
 from hybridc.cost_models.measured import Measurement
 from hybridc.errors import BundleError, UsageError
@@ -49,7 +51,7 @@ from hybridc.progress import Progress
 from hybridc.runtime.cuda import load_runtime_library
 from hybridc.runtime.library import kind_served, load_runtime
 from hybridc.runtime.machine import why_not
-from hybridc.runtime.parts import load_part
+from hybridc.runtime.parts import CompiledPart, load_part
 from hybridc.runtime.tensors import HOST, Place, copy, move, synchronize, to_tensor
 from hybridc.runtime.threads import Cores, available_cores, use_threads
 from hybridc.runtime.workers import cores_of
@@ -110,9 +112,9 @@ def run_calibration(
     """
     session = _open(path, limit, progress, clock)
     notes: list[str] = []
-    devices: dict[str, MachineDevice] = {}
     shares = cores_of(session.manifest.devices, available_cores())
-    passing: Passing | None = None
+    passing = Passing(session.manifest, limit, clock)
+    measured: dict[str, Measured] = {}
     for code in session.calibration.codes:
         for name in code.devices:
             spec = session.manifest.device(name)
@@ -121,12 +123,13 @@ def run_calibration(
                 notes.append(f"{name}: {reason}")
                 continue
             _prepare(session, spec)
-            if passing is None:
-                passing = _alone(measure_passing, session.manifest, shares, limit, clock)
+            run = _alone(lambda: passing.run)
             cores = shares.get(name, available_cores())
-            devices[name] = _alone(_measure_device, session, spec, code, cores, passing, notes)
-    if not devices:
+            measured[name] = _alone(_measure_device, session, spec, code, cores, run, notes)
+    if not measured:
         raise UsageError(f"this machine has none of the bundle's devices: {'; '.join(notes)}")
+    progress("between devices")
+    devices = _alone(complete, measured, passing, notes.append)
     return Machine(SCHEMA, hybridc.__version__, devices, tuple(notes))
 
 
@@ -168,54 +171,91 @@ def _measure_device(
     spec: DeviceSpec,
     code: Code,
     cores: Cores,
-    passing: Passing,
+    run: Timing,
     notes: list[str],
-) -> MachineDevice:
+) -> Measured:
     if spec.architecture:
         use_threads(len(cores), cores)
     number = session.calibration.codes.index(code)
     own = [kernel for kernel in session.calibration.kernels if kernel.code == number]
-    place = HOST
     timed: list[_Timed] = []
-    waiting = Timing(0.0, 0.0, 0)
     for index, kernel in enumerate(own):
         session.progress(f"{spec.name}: kernel {index + 1} of {len(own)}")
         try:
-            loaded = _load(session, kernel, len(cores))
-            place = loaded.place
-            runner = loaded.run_and_wait if kernel.purpose == WHOLE else loaded.run
-            time = session.measure(runner)
-            timed.append(_Timed(kernel, time, loaded.layout_seconds(session.clock)))
-            if kernel.purpose == LAUNCH and place != HOST:
-                waiting = session.measure(loaded.run_and_wait).without(time.seconds)
+            timed.append(_time(session, spec, kernel, len(cores)))
         except Exception as error:  # a kernel that does not run is left out, not the rest
             notes.append(f"{spec.name}: {kernel.part}: {_first_line(error)}")
+    place = next((one.place for one in timed), HOST)
+    kernels = _without_calls(timed, run)
     copies = _copies(place, session) if place != HOST else None
-    kernels = _without_calls(timed, waiting, passing)
     profile, figures = make_profile(spec, cores, kernels, copies)
+    end = _end(spec, profile, timed, kernels)
+    waiting = _waiting(timed, end)
     wholes = [
-        (one.kernel, one.time.without(waiting.seconds))
-        for one in timed
-        if one.kernel.purpose == WHOLE
+        (one.kernel, one.time.without(waiting)) for one in timed if one.kernel.purpose == WHOLE
     ]
-    placed, ratios = correct(kernels.own, wholes)
+    corrected, ratios = correct(kernels.own, wholes)
     made_by = MeasuredCode(code.kind, code.specification, session.calibration.versions)
     measurements = tuple(
         Measurement(kernel.work, made_by, time.seconds, time.spread, time.runs)
-        for kernel, time in placed
+        for kernel, time in corrected
     )
-    return MachineDevice(
+    device = MachineDevice(
         code.kind, code.specification, cores, profile, (*figures, *ratios), measurements
     )
+    return Measured(device, end, _layout_per_byte(timed))
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """A kernel with its time, and how much of it changes layouts at its borders."""
+    """A kernel with its time.
+
+    Attributes:
+        kernel: What it is.
+        place: Where it runs.
+        time: Of one run, the device being waited for at the end of many; of a whole each time.
+        layout: How much of that changes layouts at its borders.
+        part: It itself, if it may pass tensors on in other measurements.
+        waited: Its time if the device is waited for each time; likewise.
+    """
 
     kernel: Kernel
+    place: Place
     time: Timing
     layout: float
+    part: CompiledPart | None = None
+    waited: Timing | None = None
+
+
+def _time(session: _Session, spec: DeviceSpec, kernel: Kernel, threads: int) -> _Timed:
+    loaded = _load(session, kernel, threads)
+    each = kernel.purpose == WHOLE
+    time = session.measure(loaded.run_and_wait if each else loaded.run)
+    found = _Timed(kernel, loaded.place, time, loaded.layout_seconds(session.clock))
+    part = loaded.part
+    passes_on = kernel.purpose == BANDWIDTH and kernel.work.read_bytes in SIZES
+    if not passes_on or not isinstance(part, CompiledPart):
+        return found
+    return dataclasses.replace(found, part=part, waited=session.measure(loaded.run_and_wait))
+
+
+def _end(
+    spec: DeviceSpec, profile: DeviceProfile, timed: Sequence[_Timed], kernels: Kernels
+) -> End:
+    """The device with the kernels that pass tensors on."""
+    known = {kernel.part: time.seconds for kernel, time in kernels.own}
+    kept = {one.kernel.work.read_bytes: one for one in timed if one.part is not None}
+    parts = {count: placed(one.part, spec.name) for count, one in kept.items() if one.part}
+    return End(spec.name, profile, parts, {n: known[one.kernel.part] for n, one in kept.items()})
+
+
+def _waiting(timed: Sequence[_Timed], end: End) -> float:
+    """What a run of one part takes beside its kernels on a device that has to be waited for."""
+    kept = {one.kernel.work.read_bytes: one.waited for one in timed if one.waited is not None}
+    if end.is_on_host or not kept:
+        return 0.0
+    count = min(kept)
+    return kept[count].without(end.seconds[count]).seconds
 
 
 def _load(session: _Session, kernel: Kernel, threads: int) -> ReadyKernel:
@@ -224,7 +264,7 @@ def _load(session: _Session, kernel: Kernel, threads: int) -> ReadyKernel:
     return ready(session.manifest, spec, part, kernel.footprint)
 
 
-def _without_calls(timed: Sequence[_Timed], waiting: Timing, passing: Passing) -> Kernels:
+def _without_calls(timed: Sequence[_Timed], run: Timing) -> Kernels:
     """Times of kernels by themselves, and of what comes with each call."""
     call = next((one.time for one in timed if one.kernel.purpose == CALL), None)
     empty = call.seconds if call else 0.0
@@ -242,14 +282,7 @@ def _without_calls(timed: Sequence[_Timed], waiting: Timing, passing: Passing) -
         for one in timed
         if one.kernel.purpose not in (CALL, LAUNCH, WHOLE)
     ]
-    synchronizing = waiting if waiting.runs else None
-    if call is None or passing.start is None or passing.per_byte is None:
-        return Kernels(call, None, launch, own, synchronizing, passing.run)
-    start = Timing(call.seconds + passing.start.seconds, passing.start.spread, passing.start.runs)
-    per_byte = dataclasses.replace(
-        passing.per_byte, seconds=passing.per_byte.seconds + 2 * _layout_per_byte(timed)
-    )
-    return Kernels(start, per_byte, launch, own, synchronizing, passing.run)
+    return Kernels(call, launch, own, run)
 
 
 def _layout_per_byte(timed: Sequence[_Timed]) -> float:

@@ -258,13 +258,31 @@ def _ways(hardware: Hardware, places: Sequence[int]) -> dict[tuple[int, int], Wa
         for device, place in enumerate(places):
             if place == own and source not in (HOST, device):
                 profile = hardware.models[hardware.names[device]].profile
-                ways[source, count + device] = Way(
+                ways[source, count + device] = _measured_way(hardware, source, device) or Way(
                     profile.handoff_seconds, profile.handoff_per_byte
                 )
     return ways
 
 
+def _measured_way(hardware: Hardware, source: int, device: int) -> Way | None:
+    """The handoff between two devices as it was measured, unless a link was given.
+
+    It counts only where each knows the other: the profile of one may have been replaced since.
+    """
+    ends = hardware.names[source], hardware.names[device]
+    known = [hardware.models[name].profile.handoffs for name in ends]
+    if ends in hardware.links or ends[0] not in known[1] or ends[1] not in known[0]:
+        return None
+    route = known[1][ends[0]]
+    return Way(route.latency_seconds, 1 / route.bytes_per_second)
+
+
 def _way(hardware: Hardware, places: Sequence[int], source: int, destination: int) -> Way:
+    """Seconds of a copy. To the host it may be the caller who reads, so it is no pair's."""
+    if source != HOST and destination:
+        measured = _measured_way(hardware, source, places.index(destination))
+        if measured is not None:
+            return measured
     routes = _routes(hardware, places, source, destination)
     waiting = 0.0
     if source != HOST:

@@ -4,20 +4,23 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hybridc.cost_models.device import DeviceProfile, MemoryLevel
 from hybridc.targets.registry import parse_targets
 
 from hybridc.calibration import kernel as kernels
 from hybridc.calibration import run
 from hybridc.calibration.kernel import ready
-from hybridc.calibration.passing import measure_passing
+from hybridc.calibration.passing import SIZES, End, Passing, placed
 from hybridc.compiler import Options, build, describe, part_files
 from hybridc.frontend.read import read_model
 from hybridc.runtime.parts import load_part
 from hybridc.runtime.tensors import to_tensor
-from hybridc.runtime.threads import available_cores
 from tests.models import make_model, node, save
 
 MEGABYTE = 2**20
+PROFILE = DeviceProfile(
+    "half", "data sheet", "", {"float32": 1e9}, (MemoryLevel("memory", 10**9, 1e9),), 1e-6
+)
 
 
 def load(model, folder):
@@ -38,6 +41,26 @@ def convolution(tmp_path_factory):
     nodes = [node("Conv", "x w", "c", "conv", pads=[1] * 4), node("Relu", "c", "y", "relu")]
     model = make_model(nodes, {"x": (1, 64, 14, 14)}, {"y": (1, 128, 14, 14)}, {"w": filters})
     return load(model, tmp_path_factory.mktemp("convolution"))
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    """A manifest with two CPU devices that share out the cores, and these with their kernels."""
+    parts = {}
+    for count in SIZES[:2]:
+        model = make_model(
+            [node("Relu", "x", "y", "n")], {"x": (count // 4,)}, {"y": (count // 4,)}
+        )
+        manifest, _, parts[count] = load(model, tmp_path_factory.mktemp("relu"))
+    names = ("llvm:0", "llvm:1")
+    specs = [dataclasses.replace(manifest.devices[0], name=name) for name in names]
+    ends = [
+        End(
+            name, PROFILE, {n: placed(p, name) for n, p in parts.items()}, dict.fromkeys(parts, 0.0)
+        )
+        for name in names
+    ]
+    return dataclasses.replace(manifest, devices=tuple(specs)), ends
 
 
 def test_layouts_at_borders_are_noted_apart(convolution, tmp_path):
@@ -71,22 +94,16 @@ def test_copies_of_weights_are_limited(convolution, monkeypatch):
     assert len(ready(*convolution, 2**40).trailing) == 1
 
 
-def test_passing_is_measured_between_two_devices(convolution):
-    cores = available_cores()
-    shares = {"llvm:0": cores[:1], "llvm:1": cores[-1:]}
-    specs = [dataclasses.replace(convolution[0].devices[0], name=name) for name in shares]
-    manifest = dataclasses.replace(convolution[0], devices=tuple(specs))
-    found = measure_passing(manifest, shares, 0.02)
+def test_passing_is_measured_between_two_devices(halves):
+    """Each way, with tensors of each size that both have a kernel for."""
+    manifest, ends = halves
+    found = Passing(manifest, 0.02)
     assert found.run.seconds > 0
-    assert found.start.seconds > 0
-    assert found.per_byte.seconds > 0
-
-
-def test_one_device_passes_nothing_on(convolution):
-    found = measure_passing(convolution[0], {"llvm:0": available_cores()}, 0.02)
-    assert found.run.seconds > 0
-    assert found.start is None
-    assert found.per_byte is None
+    first, second = ends
+    for source, destination in ((first, second), (second, first)):
+        times = found.handoffs(source, destination)
+        assert list(times) == sorted(first.parts)
+        assert all(time.seconds > 0 and time.runs >= 5 for time in times.values())
 
 
 def test_libraries_of_devices_that_are_missing_are_not_loaded(convolution, monkeypatch):

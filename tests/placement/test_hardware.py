@@ -82,6 +82,22 @@ def test_a_link_that_was_given_counts():
     assert ways[1, 0].fixed == pytest.approx(1.1e-5)
 
 
+def test_measured_handoffs_count_where_both_ends_know_each_other():
+    route = Route(5.0, 0.5)
+    cpu = dataclasses.replace(CPU, handoffs={"b": route, "c": route})
+    gpu = dataclasses.replace(GPU, handoffs={"a": Route(6.0, 0.25)})
+    known = {"a": cpu, "b": dataclasses.replace(CPU, handoffs={"a": route}), "c": gpu}
+    ways = problem_of(hardware(**known)).figures[SECONDS].ways
+    assert (ways[1, 2 + 0].fixed, ways[1, 2 + 0].per_byte) == (5.0, 2.0)
+    assert (ways[0, 1].fixed, ways[0, 1].per_byte) == (6.0, 4.0)
+    assert ways[1, 1] == ways[HOST, 1], "this pair was not measured"
+    assert ways[2, 0].fixed == pytest.approx(1.1e-5), "the caller reads there, too"
+    replaced = problem_of(hardware(**{**known, "c": GPU})).figures[SECONDS].ways
+    assert replaced[0, 1] == replaced[HOST, 1], "of another device"
+    link = {("a", "c"): Route(7.0, 1.0), ("c", "a"): Route(8.0, 1.0)}
+    assert problem_of(hardware(link, **known)).figures[SECONDS].ways[0, 1].fixed == 7.0
+
+
 def test_two_machines():
     link = {("a", "b"): Route(1.0, 1e6), ("b", "a"): Route(2.0, 1e6)}
     ways = problem_of(hardware(link, a=CPU, b=CPU, c=GPU)).figures[SECONDS].ways

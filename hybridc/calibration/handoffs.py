@@ -1,0 +1,143 @@
+"""What tensors take from each device to each other, for a machine's file.
+
+A device with memory of its own is waited for where a result is read, whatever its driver makes of
+waiting alone; and copies to it may go on while the next call is prepared. So what both take is
+measured by runs whose result is read. Then each ordered pair of devices is measured, at several
+sizes of tensors, by runs of two parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hybridc.calibration.machine import Figure, MachineDevice
+from hybridc.calibration.passing import End, Passing
+from hybridc.calibration.profile import figure_of
+from hybridc.calibration.timing import Timing
+from hybridc.cost_models.device import DeviceProfile
+from hybridc.cost_models.link import Route
+
+_MOST_RATE = 1e12
+"""Bytes per second beyond which a byte counts as nothing."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A device that was measured by itself, and what it passes tensors on with.
+
+    Attributes:
+        device: What is known about it.
+        end: The same with kernels.
+        layout: Seconds that a byte takes at a border where its layout changes, on average.
+    """
+
+    device: MachineDevice
+    end: End
+    layout: float
+
+
+def complete(
+    measured: Mapping[str, Measured], passing: Passing, note: Callable[[str], None]
+) -> dict[str, MachineDevice]:
+    """Devices with what runs on them, and handing over between them, take besides.
+
+    Args:
+        measured: The devices by name.
+        passing: What measures runs.
+        note: Called with a line for each pair that cannot be measured.
+    """
+    found = {name: _waited_for(one, passing) for name, one in measured.items()}
+    devices = {name: one.device for name, one in found.items()}
+    for source, destination in itertools.permutations(found, 2):
+        try:
+            times = passing.handoffs(found[source].end, found[destination].end)
+            if not times:
+                raise ValueError("no kernel of one size runs on both")
+        except Exception as error:  # a pair that does not run is left out, not the rest
+            note(f"from {source} to {destination}: {error}")
+            continue
+        layout = found[source].layout + found[destination].layout
+        devices[destination] = _with_handoff(devices[destination], source, times, layout)
+    return {name: _in_general(name, devices) for name in devices}
+
+
+def _waited_for(one: Measured, passing: Passing) -> Measured:
+    """A device with memory of its own, with copies and waiting as in a run.
+
+    What a run takes beyond its copies is waiting. Where it takes less than copies that were waited
+    for one by one, the copy to the device takes so much less.
+    """
+    end = one.end
+    if not end.parts or end.profile.from_host is None:
+        return one
+    count = min(end.parts)
+    time = passing.there_and_back(end)
+    more = time.seconds - end.arriving(count) - end.leaving(count)
+    arrival = max(0.0, end.profile.from_host.latency_seconds + min(more, 0.0))
+    profile = dataclasses.replace(
+        end.profile,
+        synchronize_seconds=max(more, 0.0),
+        from_host=dataclasses.replace(end.profile.from_host, latency_seconds=arrival),
+    )
+    figures = [
+        figure_of("synchronize_seconds", time, profile.synchronize_seconds),
+        figure_of("from_host.latency_seconds", time, arrival),
+    ]
+    kept = [figure for figure in one.device.figures if figure.name != figures[1].name]
+    device = _with_figures(dataclasses.replace(one.device, figures=tuple(kept)), profile, *figures)
+    return dataclasses.replace(one, device=device, end=dataclasses.replace(end, profile=profile))
+
+
+def _with_handoff(
+    device: MachineDevice, source: str, times: Mapping[int, Timing], layout: float
+) -> MachineDevice:
+    """A device that knows what another takes to hand over to it."""
+    route = fit_route(times)
+    rate = 1 / (1 / route.bytes_per_second + layout)
+    route = dataclasses.replace(route, bytes_per_second=rate)
+    small, large = times[min(times)], times[max(times)]
+    figures = [
+        figure_of(f"handoffs.{source}.latency_seconds", small, route.latency_seconds),
+        figure_of(f"handoffs.{source}.bytes_per_second", large, rate),
+    ]
+    handoffs = {**device.profile.handoffs, source: route}
+    profile = dataclasses.replace(device.profile, handoffs=handoffs)
+    return _with_figures(device, profile, *figures)
+
+
+def fit_route(times: Mapping[int, Timing]) -> Route:
+    """Bandwidth by the smallest and the largest tensor, and the median of what is left of each.
+
+    Times are small differences of longer ones, so none of them is certain alone.
+    """
+    small, large = min(times), max(times)
+    beyond = max(times[large].seconds - times[small].seconds, (large - small) / _MOST_RATE, 1e-12)
+    rate = (large - small) / beyond if large > small else _MOST_RATE
+    left = statistics.median(time.seconds - count / rate for count, time in times.items())
+    return Route(max(left, 0.0), rate)
+
+
+def _with_figures(device: MachineDevice, profile: DeviceProfile, *figures: Figure) -> MachineDevice:
+    return dataclasses.replace(device, profile=profile, figures=(*device.figures, *figures))
+
+
+def _in_general(name: str, devices: Mapping[str, MachineDevice]) -> MachineDevice:
+    """A CPU device with what another of any name takes to hand over to it: the most of them."""
+    device = devices[name]
+    routes = [
+        route
+        for source, route in device.profile.handoffs.items()
+        if devices[source].profile.in_host_memory
+    ]
+    if not device.profile.in_host_memory or not routes:
+        return device
+    profile = dataclasses.replace(
+        device.profile,
+        handoff_seconds=max(route.latency_seconds for route in routes),
+        handoff_seconds_per_byte=max(1 / route.bytes_per_second for route in routes),
+    )
+    return dataclasses.replace(device, profile=profile)

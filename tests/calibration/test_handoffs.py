@@ -1,0 +1,91 @@
+"""What passing tensors on takes, out of times that stand in for runs."""
+
+import dataclasses
+
+import pytest
+from hybridc.cost_models.device import DeviceProfile, MemoryLevel
+from hybridc.cost_models.link import Route
+
+from hybridc.calibration.handoffs import Measured, complete, fit_route
+from hybridc.calibration.machine import MachineDevice
+from hybridc.calibration.passing import End
+from hybridc.calibration.timing import Timing
+
+CPU = DeviceProfile(
+    "cpu", "calibrated", "", {"float32": 1e9}, (MemoryLevel("memory", 10**9, 1e9),), 1e-6
+)
+GPU = dataclasses.replace(
+    CPU, in_host_memory=False, to_host=Route(1e-5, 1e9), from_host=Route(2e-5, 1e9)
+)
+SIZES = (1000, 10**6)
+
+
+def timing(seconds):
+    return Timing(seconds, 0.1, 9)
+
+
+class Runs:
+    """Stands in for runs: handing over takes the sum of what both ends take, and bytes."""
+
+    def __init__(self, around, refused=()):
+        self.around, self.refused = around, refused
+
+    def there_and_back(self, end):
+        return timing(self.around)
+
+    def handoffs(self, source, destination):
+        if (source.name, destination.name) in self.refused:
+            raise RuntimeError("no way")
+        fixed = {"a": 1e-5, "b": 2e-5, "g": 4e-5}
+        latency = fixed[source.name] + 10 * fixed[destination.name]
+        return {count: timing(latency + count * 1e-9) for count in SIZES}
+
+
+def measured(layout=0.0, **profiles):
+    found = {}
+    for name, profile in profiles.items():
+        end = End(name, profile, dict.fromkeys(SIZES), dict.fromkeys(SIZES, 0.0))
+        found[name] = Measured(MachineDevice("", "", (), profile, (), ()), end, layout)
+    return found
+
+
+def test_each_ordered_pair_has_a_route():
+    notes = []
+    runs = Runs(1e-3, refused=[("b", "g")])
+    found = complete(measured(a=CPU, b=CPU, g=GPU), runs, notes.append)
+    assert notes == ["from b to g: no way"]
+    assert found["a"].profile.handoffs["b"].latency_seconds == pytest.approx(1.2e-4)
+    assert found["g"].profile.handoffs["a"].latency_seconds == pytest.approx(4.1e-4)
+    assert found["g"].profile.handoffs["a"].bytes_per_second == pytest.approx(1e9)
+    assert set(found["g"].profile.handoffs) == {"a"}
+    names = {figure.name for figure in found["a"].figures}
+    assert names >= {"handoffs.b.latency_seconds", "handoffs.g.bytes_per_second"}
+    assert found["a"].profile.handoff_seconds == pytest.approx(1.2e-4), "of the other CPU, no GPU"
+
+
+def test_changes_of_layout_at_both_ends_count():
+    found = complete(measured(a=CPU, b=CPU, layout=5e-10), Runs(0.0), print)
+    assert found["a"].profile.handoffs["b"].bytes_per_second == pytest.approx(0.5e9)
+    assert found["a"].profile.handoff_seconds_per_byte == pytest.approx(2e-9)
+
+
+@pytest.mark.parametrize(
+    ("around", "waiting", "arrival"),
+    [(1e-3, 1e-3 - 3.2e-5, 2e-5), (2.2e-5, 0.0, 1e-5), (1e-6, 0.0, 0.0)],
+    ids=["waits", "copies side by side", "hardly anything"],
+)
+def test_waiting_is_what_a_run_takes_beyond_its_copies(around, waiting, arrival):
+    profile = complete(measured(g=GPU), Runs(around), print)["g"].profile
+    assert profile.synchronize_seconds == pytest.approx(waiting)
+    assert profile.from_host.latency_seconds == pytest.approx(arrival)
+    assert profile.to_host == GPU.to_host
+
+
+def test_a_route_of_times_that_contradict_each_other():
+    """A larger tensor that seems to take less: bytes count as nothing, and no time is below 0."""
+    route = fit_route({1000: timing(3e-4), 2000: timing(2e-4), 4000: timing(1e-4)})
+    assert route.latency_seconds == pytest.approx(2e-4, rel=1e-3)
+    assert route.bytes_per_second == 1e12
+    exact = fit_route({count: timing(1e-5 + count / 1e9) for count in (1000, 10**5, 10**7)})
+    assert (exact.latency_seconds, exact.bytes_per_second) == pytest.approx((1e-5, 1e9))
+    assert fit_route({1000: timing(1e-5)}).latency_seconds == pytest.approx(1e-5, rel=1e-3)
