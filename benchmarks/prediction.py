@@ -13,7 +13,8 @@ differs, greedily. Each of these runs is predicted with three kinds of costs:
                the device, and by a roofline fitted to all that was measured of other models
     roofline   the same without trees
 
-An error is |predicted / measured - 1|. Groups and runs are measured one after the other, so the
+An error is |predicted / measured - 1|; medians are also given for runs on one device, and for those
+that hand something over. Groups and runs are measured one after the other, so the
 machine should have nothing else to do. Where it has, ``--clock cpu`` takes the time that this
 process has computed; that is a run's time for halves of one core each, and says nothing about a GPU
 or about the whole CPU, whose threads wait for each other by turning.
@@ -98,7 +99,8 @@ def judge(bench: Bench, case: Case) -> list[dict[str, Any]]:
             print(f"{case.key}, {name}: {error}", file=sys.stderr)
             continue
         predicted = {source: total(p, SECONDS, placement) for source, p in known.items()}
-        rows.append(describe(case, name, statistics.median(times), predicted))
+        row = describe(case, name, statistics.median(times), predicted)
+        rows.append({**row, "devices": len(set(placement))})
         show(rows[-1])
     return rows
 
@@ -124,10 +126,17 @@ def show(row: Mapping[str, Any]) -> None:
 
 
 def summarize(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Median absolute error of each kind of costs."""
+    """Median absolute errors by kind of costs: of runs on one device, on several, and of all."""
+    kinds = {
+        "one device": [row for row in results if row["devices"] == 1],
+        "several devices": [row for row in results if row["devices"] > 1],
+        "all": results,
+    }
     return {
-        f"{source}_median_error": statistics.median(abs(row[source] - 1) for row in results)
+        f"{source}, {kind}": statistics.median(abs(row[source] - 1) for row in rows)
+        for kind, rows in kinds.items()
         for source in SOURCES
+        if rows
     }
 
 
@@ -144,9 +153,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             results += judge(bench, case)
             if results:
-                bench.save(results, **summarize(results))
-    for name, error in summarize(results).items() if results else ():
-        print(f"{name}: {error:.0%} of {len(results)} runs")
+                bench.save(results, median_errors=summarize(results))
+    print(f"median errors of {len(results)} runs")
+    for name, error in summarize(results).items():
+        print(f"  {name}: {error:.1%}")
 
 
 if __name__ == "__main__":
