@@ -20,7 +20,7 @@ from hybridc.targets.llvm.schedules.conditions import compare_starts
 from hybridc.targets.llvm.schedules.conv2d import schedule_convolution
 from hybridc.targets.llvm.schedules.extrema import with_finite_starts, with_infinite_starts
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
-from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
+from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks, simplify_indices
 from hybridc.targets.llvm.schedules.integer_products import schedule_integer_product
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.matmul import schedule_matmul
@@ -101,7 +101,7 @@ def _chain(schedule: Schedule, cpu: Cpu) -> Schedule:
 def _stages(schedule: Schedule, cpu: Cpu) -> Schedule:
     """Schedule block after block; a block for which that fails keeps its plain loops."""
     inline_spatial_blocks(schedule)
-    schedule = peel_reductions(schedule, cpu)
+    schedule = peel_reductions(simplify_indices(schedule), cpu)
     blocks = [(block, schedule.get(block)) for block in blocks_of(schedule)]
     finished: set[str] = set()
     for block in [block for block, node in blocks if is_reduction(node)]:

@@ -9,6 +9,7 @@ import tvm_ffi
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     blocks_of,
+    collect,
     cost_of,
     is_reduction,
     is_spatial,
@@ -18,7 +19,8 @@ from hybridc.targets.llvm.schedules.blocks import (
     work_of,
 )
 from hybridc.targets.llvm.sizes import ranges_of
-from tvm.s_tir import Schedule
+from tvm import tirx
+from tvm.s_tir import SBlock, Schedule
 
 MAX_COST = 200
 """No block grows beyond this cost; chains of diamonds would otherwise grow exponentially."""
@@ -41,6 +43,45 @@ def inline_spatial_blocks(schedule: Schedule, keep: tuple[str, ...] = ()) -> Non
                 schedule.compute_inline(block)
             except RuntimeError:
                 continue
+
+
+def simplify_indices(schedule: Schedule) -> Schedule:
+    """The schedule with divisions in indices simplified by the ranges of the blocks' axes.
+
+    A tensor that was reshaped, transposed and reshaped again is read at quotients of sums, which
+    are mostly axes and sums of these; and only then are neighbors seen to be neighbors.
+    """
+    function = schedule.mod["main"]
+    body = tvm_ffi.structural_map(function.body, (SBlock, _simplified))
+    if body.same_as(function.body):
+        return schedule
+    return Schedule(tvm.IRModule({"main": function.with_body(body)}))
+
+
+def _simplified(block: SBlock) -> SBlock:
+    analyzer = tvm.sym.Analyzer()
+    for axis in block.iter_vars:
+        analyzer.bind(axis.var, axis.dom)
+
+    def simplify(load: tvm.ir.TensorLoad) -> Any:
+        if not any(collect(index, tirx.FloorDiv, tirx.FloorMod) for index in load.indices):
+            return load
+        return tirx.BufferLoad(load.source, [analyzer.simplify(i) for i in load.indices])
+
+    body = tvm_ffi.structural_map(block.body, (tvm.ir.TensorLoad, simplify))
+    if not block.iter_vars or body.same_as(block.body):
+        return block
+    return SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        body,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
 
 
 def _worth_inlining(schedule: Schedule, block: Any) -> bool:
