@@ -21,6 +21,7 @@ from hybridc.calibration.timing import Timing
 from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.link import Route
 
+_GENERAL = "handoff_seconds"
 _MOST_RATE = 1e12
 """Bytes per second beyond which a byte counts as nothing."""
 
@@ -48,9 +49,14 @@ def complete(
     Args:
         measured: The devices by name.
         passing: What measures runs.
-        note: Called with a line for each pair that cannot be measured.
+        note: Called with a line for each device or pair that cannot be measured.
     """
-    found = {name: _waited_for(one, passing) for name, one in measured.items()}
+    found = dict(measured)
+    for name, one in measured.items():
+        try:
+            found[name] = _waited_for(one, passing)
+        except Exception as error:  # its copies count as they were measured alone
+            note(f"{name}: {error}")
     devices = {name: one.device for name, one in found.items()}
     for source, destination in itertools.permutations(found, 2):
         try:
@@ -126,18 +132,22 @@ def _with_figures(device: MachineDevice, profile: DeviceProfile, *figures: Figur
 
 
 def _in_general(name: str, devices: Mapping[str, MachineDevice]) -> MachineDevice:
-    """A CPU device with what another of any name takes to hand over to it: the most of them."""
+    """A CPU device with what another of any name takes to hand over to it: the slowest of them."""
     device = devices[name]
-    routes = [
-        route
+    routes = {
+        source: route
         for source, route in device.profile.handoffs.items()
         if devices[source].profile.in_host_memory
-    ]
+    }
     if not device.profile.in_host_memory or not routes:
         return device
+    slowest = max(routes, key=lambda source: routes[source].latency_seconds)
     profile = dataclasses.replace(
         device.profile,
-        handoff_seconds=max(route.latency_seconds for route in routes),
-        handoff_seconds_per_byte=max(1 / route.bytes_per_second for route in routes),
+        handoff_seconds=routes[slowest].latency_seconds,
+        handoff_seconds_per_byte=1 / routes[slowest].bytes_per_second,
     )
-    return dataclasses.replace(device, profile=profile)
+    figures = {figure.name: figure for figure in device.figures}
+    same = figures[f"handoffs.{slowest}.latency_seconds"]
+    figures[_GENERAL] = dataclasses.replace(same, name=_GENERAL)
+    return dataclasses.replace(device, profile=profile, figures=tuple(figures.values()))

@@ -31,6 +31,8 @@ class Runs:
         self.around, self.refused = around, refused
 
     def there_and_back(self, end):
+        if self.around is None:
+            raise RuntimeError("it does not run")
         return timing(self.around)
 
     def handoffs(self, source, destination):
@@ -61,6 +63,8 @@ def test_each_ordered_pair_has_a_route():
     names = {figure.name for figure in found["a"].figures}
     assert names >= {"handoffs.b.latency_seconds", "handoffs.g.bytes_per_second"}
     assert found["a"].profile.handoff_seconds == pytest.approx(1.2e-4), "of the other CPU, no GPU"
+    (general,) = (figure for figure in found["a"].figures if figure.name == "handoff_seconds")
+    assert general.value == pytest.approx(1.2e-4)
 
 
 def test_changes_of_layout_at_both_ends_count():
@@ -79,6 +83,14 @@ def test_waiting_is_what_a_run_takes_beyond_its_copies(around, waiting, arrival)
     assert profile.synchronize_seconds == pytest.approx(waiting)
     assert profile.from_host.latency_seconds == pytest.approx(arrival)
     assert profile.to_host == GPU.to_host
+
+
+def test_a_device_whose_runs_fail_keeps_what_was_measured_of_it_alone():
+    notes = []
+    found = complete(measured(a=CPU, g=GPU), Runs(None), notes.append)
+    assert notes == ["g: it does not run"]
+    assert found["g"].profile == dataclasses.replace(GPU, handoffs=found["g"].profile.handoffs)
+    assert set(found["g"].profile.handoffs) == {"a"}
 
 
 def test_a_route_of_times_that_contradict_each_other():
