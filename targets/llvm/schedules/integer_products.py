@@ -8,6 +8,8 @@ element-wise work was fused behind it.
 
 Pixels are counted through all images and rows, and the last tile is moved back to end at the last
 pixel, so there is one kind of tile. What is computed twice is the same.
+
+With AVX2 alone, kernels have other loops: see integer_strips.py and integer_depthwise.py.
 """
 
 from __future__ import annotations

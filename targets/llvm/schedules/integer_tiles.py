@@ -5,7 +5,8 @@ side by side in groups that one instruction multiplies and adds at once:
 
     pairs   int16 data x int8 or int16 weights, two at a time: vpmaddwd, or vpdpwssd
     quads   uint8 or int8 data x int8 weights, four at a time: vpdpbusd, usdot, sdot
-    single  one channel on its own, as in a depthwise convolution
+    single  one channel on its own, as in a depthwise convolution; with AVX2 two taps at a time,
+            see integer_depthwise.py
 
 None of these saturates: a pair is at most 2 * 255 * 255. (vpmaddubsw would, and is not used.)
 
