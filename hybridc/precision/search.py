@@ -28,7 +28,7 @@ from hybridc.reference import open_session
 MEASURED = 24
 """Samples for errors of single layers, and for the curve."""
 
-CHECKED = 128
+CHECKED = 512
 """Samples that a choice must keep the budget on, at most."""
 
 POINTS = 8
