@@ -12,7 +12,7 @@ import onnx
 
 from hybridc.bundle.tensors import Array
 from hybridc.errors import ModelError
-from hybridc.runtime.session import session_options
+from hybridc.runtime.session import compute_precisely, session_options
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,13 @@ def open_session(
 def _options(model: Path | bytes, operators: Sequence[str]) -> Any:
     """Options under which a model gives the same on every machine.
 
-    On one thread, sums are made in the same order. ONNX Runtime's fast integer kernels let pairs of
-    products saturate in int16 where a CPU has AVX2 and no VNNI. So what lies between
-    DequantizeLinear and QuantizeLinear is computed in float, and integer operators as precisely as
-    they can be; that mode cannot read weights in blocks, and does not need to.
+    On one thread, sums are made in the same order. What lies between DequantizeLinear and
+    QuantizeLinear is computed in float, and integer operators precisely.
     """
     options = session_options(operators)
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    contents = model if isinstance(model, bytes) else Path(model).read_bytes()
-    if b"block_size" not in contents:
-        options.add_session_config_entry("session.x64quantprecision", "1")
+    compute_precisely(options, model if isinstance(model, bytes) else Path(model).read_bytes())
     return options
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
+from hybridc.runtime.session import compute_precisely
+
 Array = np.ndarray[Any, Any]
 Dims = Sequence[int | str | None]
 
@@ -113,8 +115,10 @@ def run_reference(model: onnx.ModelProto | Path, inputs: Mapping[str, Array]) ->
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")  # AVX2's sums saturate
-    content = str(model) if isinstance(model, Path) else model.SerializeToString()
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    content = model.read_bytes() if isinstance(model, Path) else model.SerializeToString()
+    compute_precisely(options, content)
+    source = str(model) if isinstance(model, Path) else content
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(inputs)), strict=True))

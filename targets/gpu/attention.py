@@ -4,13 +4,14 @@
     weights = softmax(scores)
     out     = finish(weights value)
 
-These are three kernels of a fused module. If nothing else reads the scores and the weights, and the
-kernel of :mod:`.schedules.attention_kernel` fits, one kernel that stores neither takes their place.
+These are three kernels of a fused module. If nothing else reads the scores and the weights, one
+that stores neither takes their place: on tensor cores (:mod:`.schedules.attention_kernel`) or,
+where there are none for the type, in float32 (:mod:`.schedules.attention_tiles`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import tvm_ffi
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules import SCHEDULED
 from hybridc.targets.gpu.schedules.attention_kernel import Cut, shared_words, write_attention
+from hybridc.targets.gpu.schedules.attention_tiles import choose_tile, write_attention_tiles
 from hybridc.targets.gpu.schedules.factors import Product, extract_product
 from hybridc.targets.gpu.schedules.fragment_choice import MULTIPROCESSORS, SHARED
 from hybridc.targets.gpu.schedules.fragments import check_types
@@ -129,29 +131,49 @@ def _chain(
 
 
 def _kernel(functions: Sequence[tirx.PrimFunc], limits: Limits) -> tirx.PrimFunc | None:
-    """One kernel in place of three, or ``None`` if it does not fit.
+    """One kernel in place of three, or ``None`` if none fits."""
+    for write in (_on_tensor_cores, _in_tiles):
+        try:
+            kernel = write(functions, limits)
+        except (Misfit, RuntimeError, ValueError, TypeError):
+            continue  # as with the rules, what a schedule primitive refuses does not fit either
+        first, _, second = functions
+        root = changed(first.body.block, body=kernel, alloc_buffers=[])
+        params = [*first.params[:-1], *second.params[1:]]
+        body = SBlockRealize([], True, root)
+        return tirx.PrimFunc(params, body, first.ret_type, first.attrs).with_attr(SCHEDULED, True)
+    return None
 
-    As with the rules, what a schedule primitive refuses by raising does not fit either.
-    """
+
+def _on_tensor_cores(functions: Sequence[tirx.PrimFunc], limits: Limits) -> Any:
+    """The kernel of :mod:`.schedules.attention_kernel`."""
+    scores, outputs = _products(functions, lambda node: check_types(node, limits))
+    return write_attention(scores, outputs, choose_cut(scores, outputs))
+
+
+def _in_tiles(functions: Sequence[tirx.PrimFunc], limits: Limits) -> Any:
+    """The kernel of :mod:`.schedules.attention_tiles`."""
+    scores, outputs = _products(functions, lambda node: None)
+    tile = choose_tile(scores, outputs, limits, FEW_BLOCKS)
+    return write_attention_tiles(scores, outputs, tile)
+
+
+def _products(
+    functions: Sequence[tirx.PrimFunc], check: Callable[[Any], None]
+) -> tuple[Product, Product]:
+    """Both products around a softmax, each of which passes a check of its block."""
     first, softmax, second = functions
-    try:
-        check_softmax(softmax)
-        scores, outputs = _product(first, limits), _product(second, limits)
-        _check_order(first, second, scores, outputs)
-        kernel = write_attention(scores, outputs, choose_cut(scores, outputs))
-    except (Misfit, RuntimeError, ValueError, TypeError):
-        return None
-    root = changed(first.body.block, body=kernel, alloc_buffers=[])
-    params = [*first.params[:-1], *second.params[1:]]
-    function = tirx.PrimFunc(params, SBlockRealize([], True, root), first.ret_type, first.attrs)
-    return function.with_attr(SCHEDULED, True)
+    check_softmax(softmax)
+    scores, outputs = _product(first, check), _product(second, check)
+    _check_order(first, second, scores, outputs)
+    return scores, outputs
 
 
-def _product(function: tirx.PrimFunc, limits: Limits) -> Product:
-    """The product that a function computes, on tensor cores."""
+def _product(function: tirx.PrimFunc, check: Callable[[Any], None]) -> Product:
+    """The product that a function computes."""
     schedule = Schedule(tvm.IRModule({"main": function}))
     main = only_product(schedule)
-    check_types(schedule.get(main), limits)
+    check(schedule.get(main))
     return extract_product(schedule, main, right_along_depth(schedule, main))
 
 

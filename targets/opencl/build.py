@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import tvm
 import tvm_ffi
+from hybridc.targets.gpu.attention import attention_in_one
 from hybridc.targets.gpu.constants import OPENCL, keep_constants
 from hybridc.targets.gpu.lower import unfit_types
 from hybridc.targets.gpu.narrow import cut_off
@@ -47,7 +48,7 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], devices: Devices) 
         DeviceError: No linker for the host's architecture is installed.
         UnsupportedError: A kernel computes with a type that the devices need not have.
     """
-    library, memory = build_kernels(fuse(module), devices)
+    library, memory = build_kernels(fused_kernels(module, devices), devices)
     return Artifact(library, memory, RUNTIME, weights)
 
 
@@ -61,7 +62,12 @@ def build_kernels(fused: tvm.IRModule, devices: Devices) -> tuple[bytes, int]:
 def compiled_graph(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
     """The module with scheduled kernels and planned memory."""
     # Fused outside of the target, in which TVM would take kernels that have threads already.
-    return planned_graph(fuse(module), devices)
+    return planned_graph(fused_kernels(module, devices), devices)
+
+
+def fused_kernels(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
+    """The module with its operators fused to kernels."""
+    return attention_in_one(fuse(module), devices.limits)
 
 
 def planned_graph(fused: tvm.IRModule, devices: Devices) -> tvm.IRModule:

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import tvm
 import tvm_ffi
-from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.tunable import Bench, tunable_kernels
-from hybridc.targets.opencl.build import build_kernels
+from hybridc.targets.opencl.build import build_kernels, fused_kernels
 from hybridc.targets.opencl.devices import parse_devices
 from hybridc.targets.opencl.plugin import plugin
 from hybridc.targets.protocol import Device
@@ -53,7 +52,8 @@ def tunable(
         return build_kernels(kernels, replace(devices, tuning=tuning))[0]
 
     bench = Bench(build, devices.target, devices.limits, place, at_once)
-    return tunable_kernels(fuse(module), sum(array.nbytes for array in weights.values()), bench)
+    size = sum(array.nbytes for array in weights.values())
+    return tunable_kernels(fused_kernels(module, devices), size, bench)
 
 
 def _load_plugin() -> None:

@@ -175,6 +175,7 @@ inline half __float2half_rn(float value) { return half(value); }
 inline half max(half a, half b) { return a > b ? a : b; }
 inline float max(float a, float b) { return a > b ? a : b; }
 inline float min(float a, float b) { return a < b ? a : b; }
+inline int min(int a, int b) { return a < b ? a : b; }
 
 // Round to the 10 bits behind the point that tf32 has, halves away from zero.
 inline void round_to_tf32(uint& bits) { bits = (bits + 0x1000) & ~0x1fffu; }

@@ -12,6 +12,7 @@ from harness import assert_same, floats, lower_model, run_lowered, whole
 from onnx import helper, numpy_helper
 
 from hybridc.errors import UnsupportedError
+from hybridc.runtime.session import compute_precisely
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ def run_reference(model, feed):
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    contents = model.SerializeToString()
+    compute_precisely(options, contents)
+    session = onnxruntime.InferenceSession(contents, options, providers=["CPUExecutionProvider"])
     return session.run(None, feed)
 
 

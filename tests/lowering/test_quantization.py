@@ -87,6 +87,7 @@ PRODUCTS = [
             [integers(5, 70, dtype=a), integers(70, 6, dtype=b, seed=1), *zeros],
             opset=10,
             constants=constants,
+            reference=b == "int8" and not constants,  # ONNX Runtime's kernel may saturate
         )
         for a in ("uint8", "int8")
         for b in ("uint8", "int8")
@@ -104,7 +105,9 @@ PRODUCTS = [
 ]
 
 
-def qlinear_matmul(left, right, per_column=False, constants=(), opset=10, result="uint8"):
+def qlinear_matmul(
+    left, right, per_column=False, constants=(), opset=10, result="uint8", reference=False
+):
     columns = (right.shape[-1],) if per_column else ()
     return Case(
         "QLinearMatMul",
@@ -120,6 +123,7 @@ def qlinear_matmul(left, right, per_column=False, constants=(), opset=10, result
         ],
         opset=opset,
         constants=constants,
+        reference=reference,
     )
 
 
@@ -127,7 +131,7 @@ QLINEAR_PRODUCTS = [
     qlinear_matmul(integers(5, 70), integers(70, 6)),
     qlinear_matmul(integers(5, 70), integers(70, 6, dtype="int8"), constants=(1, 2, 3, 4, 5, 6, 7)),
     qlinear_matmul(integers(5, 70), integers(70, 6, dtype="int8"), True, (1, 2, 3, 4, 5, 6, 7)),
-    qlinear_matmul(integers(2, 5, 70), integers(70, 6, dtype="int8"), True),
+    qlinear_matmul(integers(2, 5, 70), integers(70, 6, dtype="int8"), True, reference=True),
     qlinear_matmul(
         integers(5, 70, dtype="int8"), integers(70, 6, dtype="int8"), result="int8", opset=21
     ),

@@ -5,81 +5,36 @@ The reference is written out in numpy, in float64.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
+import tvm_ffi
 from hybridc.targets.cuda.architectures import parse_gpu
 from hybridc.targets.cuda.build import fused_kernels
 from hybridc.targets.cuda.permuted import products_in_place
 from hybridc.targets.gpu import attention
+from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import SCHEDULED
 from hybridc.targets.gpu.schedules.attention_kernel import Cut
+from hybridc.targets.gpu.schedules.attention_tiles import Tile
 from hybridc.targets.llvm.layout.graph import bindings_of
+from hybridc.targets.opencl.devices import parse_devices
+from tvm import tirx
 
 from tests.gpu.emulation import divergent_barriers, lowered_model
 from tests.gpu.threads import grids_of, run_threads, source_of
-from tests.models import make_model, node, random
+from tests.models import make_model, node
+from tests.targets.attention_case import Case
 
-GPU = parse_gpu("sm_90,tf32")
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Attention of some sizes; a mask of the given shape is added to the scores."""
-
-    batch: int
-    heads: int
-    queries: int
-    keys: int
-    size: int
-    values: int
-    mask: tuple[int, ...] | None = None
-
-    def feeds(self):
-        shapes = {"q": (self.queries, self.size), "k": (self.keys, self.size)}
-        shapes["v"] = (self.keys, self.values)
-        feeds = {
-            name: random(self.batch, length, self.heads, width, seed=ord(name))
-            for name, (length, width) in shapes.items()
-        }
-        if self.mask is not None:
-            added = random(*self.mask, seed=4)
-            feeds["mask"] = np.where(added < -0.4, np.float32(-np.inf), added)
-        return feeds
-
-    def model(self, dtype, *, extra=False):
-        masked = self.mask is not None
-        nodes = [
-            node("Transpose", "q", "qt", perm=[0, 2, 1, 3]),
-            node("Transpose", "k", "kt", perm=[0, 2, 3, 1]),
-            node("Transpose", "v", "vt", perm=[0, 2, 1, 3]),
-            node("MatMul", "qt kt", "products"),
-            node("Mul", "products factor", "scores"),
-            *([node("Add", "scores mask", "masked")] if masked else []),
-            node("Softmax", "masked" if masked else "scores", "weights", axis=-1),
-            node("MatMul", "weights vt", "sums"),
-            node("Transpose", "sums", "y", perm=[0, 2, 1, 3]),
-        ]
-        results = {"y": (self.batch, self.queries, self.heads, self.values)}
-        if extra:
-            results["weights"] = (self.batch, self.heads, self.queries, self.keys)
-        inputs = {name: array.shape for name, array in self.feeds().items()}
-        weights = {"factor": np.array(self.size**-0.5, dtype)}
-        return make_model(nodes, inputs, results, weights, dtype=dtype)
-
-    def expected(self, feeds):
-        q, k, v = (feeds[name].astype("d").transpose(0, 2, 1, 3) for name in "qkv")
-        scores = q @ k.swapaxes(-1, -2) * self.size**-0.5 + feeds.get("mask", np.float64(0))
-        with np.errstate(invalid="ignore"):
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            return (weights / weights.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
+GPU, EXACT = parse_gpu("sm_90,tf32"), parse_gpu("sm_90")
+WITHOUT = parse_gpu("sm_75")
+"""Without tensor cores for any of the types."""
 
 
 def fused(model, gpu=GPU):
     """A model's fused kernels, and the names of its inputs."""
     lowered, inputs, _ = lowered_model(model)
-    module = products_in_place(lowered.module, lowered.weights, gpu.limits.matrix_types)
+    types = gpu.limits.matrix_types | {"float16", "float32"}
+    module = products_in_place(lowered.module, lowered.weights, types)
     return fused_kernels(module, gpu), inputs
 
 
@@ -104,11 +59,11 @@ def run_on_threads(case, dtype, feeds, folder):
     return run_model(case.model(dtype), feeds, case, dtype, folder)
 
 
-def run_model(model, feeds, case, dtype, folder):
-    module, inputs = fused(model)
+def run_model(model, feeds, case, dtype, folder, gpu=GPU):
+    module, inputs = fused(model, gpu)
     ((call, function),) = attention_kernels(module).items()
     source = source_of(function)
-    assert "mma.sync" in source
+    assert ("mma.sync" in source) is (gpu is GPU)
     assert list(divergent_barriers(source)) == []
     by_input = {f"input_{i}": feeds[name].astype(dtype) for i, name in enumerate(inputs)}
     *operands, result = function.params
@@ -140,13 +95,36 @@ def test_threads_compute_attention(case, cut, dtype, monkeypatch, tmp_path):
     assert np.abs(result - expected).max() < 3e-3 * np.abs(expected).max()
 
 
-def test_rows_without_any_key_are_no_numbers(monkeypatch, tmp_path):
+TILED_CASES = [
+    (Case(1, 2, 20, 40, 16, 16), Tile(16, 16)),
+    (Case(2, 2, 33, 70, 24, 40), Tile(32, 32)),
+    (Case(1, 1, 64, 96, 64, 64, mask=(1, 1, 1, 96)), Tile(64, 32)),
+    (Case(1, 2, 17, 41, 9, 33, mask=(1, 1, 17, 41)), Tile(16, 32)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("case", "tile"), TILED_CASES)
+def test_threads_compute_attention_in_float32(case, tile, dtype, monkeypatch, tmp_path):
+    monkeypatch.setattr(attention, "choose_tile", lambda *_: tile)
+    gpu = EXACT if dtype == "float32" else WITHOUT
+    feeds = case.feeds()
+    result = run_model(case.model(dtype), feeds, case, dtype, tmp_path, gpu)
+    expected = case.expected(feeds)
+    bound = 3e-3 if dtype == "float16" else 1e-5
+    assert np.abs(result - expected).max() < bound * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("gpu", [GPU, EXACT], ids=["tensor cores", "tiles"])
+def test_rows_without_any_key_are_no_numbers(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(attention, "choose_cut", lambda *_: Cut(1, 16))
+    monkeypatch.setattr(attention, "choose_tile", lambda *_: Tile(16, 16))
     case = Case(1, 1, 16, 48, 16, 16, mask=(1, 1, 16, 48))
     feeds = case.feeds()
     feeds["mask"][..., :5, :] = -np.inf
     feeds["mask"][..., 5:, :32] = -np.inf  # whole tiles first
-    result, expected = run_on_threads(case, "float32", feeds, tmp_path), case.expected(feeds)
+    result = run_model(case.model("float32"), feeds, case, "float32", tmp_path, gpu)
+    expected = case.expected(feeds)
     assert np.isnan(result[:, :5]).all()
     assert np.abs(result - expected)[:, 5:].max() < 3e-3
 
@@ -157,14 +135,30 @@ def test_weights_that_others_read_stay():
 
 
 @pytest.mark.parametrize("case", [Case(1, 1, 16, 16, 20, 16), Case(1, 1, 16, 16, 16, 272)])
-def test_rows_that_are_no_chunks_or_too_long_stay(case):
-    assert not attention_kernels(fused(case.model("float16"))[0])
+def test_rows_that_are_no_chunks_or_too_long_do_not_go_to_tensor_cores(case):
+    (kernel,) = attention_kernels(fused(case.model("float16"))[0]).values()
+    assert "mma.sync" not in source_of(kernel)
 
 
-def test_exact_attention_stays():
-    model = Case(1, 2, 16, 16, 16, 16).model("float32")
-    assert not attention_kernels(fused(model, parse_gpu("sm_90"))[0])
-    assert attention_kernels(fused(model)[0])
+@pytest.mark.parametrize("size", [16, 64, 100, 128])
+def test_tiles_fit_in_shared_memory(size):
+    case = Case(1, 2, 300, 300, size, size)
+    for limits in (EXACT.limits, parse_devices("").limits):
+        gpu = fuse(lowered_model(case.model("float32"))[0].module)
+        (kernel,) = attention_kernels(attention.attention_in_one(gpu, limits)).values()
+        sizes = []
+
+        def note(node, sizes=sizes):
+            if node.buffer.scope() == "shared":
+                sizes.append(4 * int(np.prod(list(map(int, node.buffer.shape)))))
+
+        tvm_ffi.structural_walk(kernel, (tirx.AllocBuffer, note))
+        assert 0 < sum(sizes) <= limits.shared_bytes
+
+
+def test_rows_that_do_not_fit_at_all_stay():
+    case = Case(1, 1, 16, 16, 1024, 16)
+    assert not attention_kernels(fused(case.model("float32"), EXACT)[0])
 
 
 def test_products_that_are_not_of_a_softmax_stay():

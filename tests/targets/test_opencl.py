@@ -21,6 +21,7 @@ from tests.gpu.emulation import divergent_barriers, lowered_model
 from tests.gpu.models import SMALL, coarse_light_model
 from tests.models import make_model, node, random, run_reference
 from tests.support import compile_to
+from tests.targets.attention_case import Case
 from tests.targets.test_gpu_schedules import feeds_of
 
 
@@ -250,3 +251,23 @@ def test_a_type_inside_of_a_kernel_is_seen(dtype):
     y = te.compute((8,), lambda i: (x[i].astype(dtype) + x[i].astype(dtype)).astype("float32"))
     reason = unfit_types(te.create_prim_func([x, y]), parse_devices("").limits)
     assert reason is None if dtype == "int64" else dtype in reason
+
+
+@needs_device
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(2, 2, 33, 70, 24, 40),
+        Case(1, 2, 128, 128, 64, 64, mask=(1, 1, 1, 128)),
+        Case(1, 2, 17, 41, 9, 33, mask=(1, 1, 17, 41)),
+    ],
+)
+def test_attention_in_one_kernel(case, tmp_path):
+    model, feeds = case.model("float32"), case.feeds()
+    source = compiled_graph(lowered_model(model)[0].module, parse_devices(""))
+    assert any(variable.name_hint.startswith("attention") for variable in source.functions)
+    compile_to(tmp_path / "b", model, targets=("opencl",), fallback=False)
+    with hybridc.load(tmp_path / "b") as loaded:
+        (result,) = loaded.run(feeds).values()
+    expected = case.expected(feeds)
+    assert np.abs(result - expected).max() < 1e-5 * np.abs(expected).max()
