@@ -67,7 +67,7 @@ def compiled_graph(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
 
 def fused_kernels(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
     """The module with its operators fused to kernels."""
-    return attention_in_one(fuse(module), devices.limits)
+    return attention_in_one(fuse(module), devices.limits, in_tiles=True)
 
 
 def planned_graph(fused: tvm.IRModule, devices: Devices) -> tvm.IRModule:

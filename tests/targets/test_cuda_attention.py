@@ -35,7 +35,9 @@ def fused(model, gpu=GPU):
     lowered, inputs, _ = lowered_model(model)
     types = gpu.limits.matrix_types | {"float16", "float32"}
     module = products_in_place(lowered.module, lowered.weights, types)
-    return fused_kernels(module, gpu), inputs
+    if gpu is GPU:
+        return fused_kernels(module, gpu), inputs
+    return attention.attention_in_one(fuse(module), gpu.limits, in_tiles=True), inputs
 
 
 def attention_kernels(module):
@@ -135,9 +137,14 @@ def test_weights_that_others_read_stay():
 
 
 @pytest.mark.parametrize("case", [Case(1, 1, 16, 16, 20, 16), Case(1, 1, 16, 16, 16, 272)])
-def test_rows_that_are_no_chunks_or_too_long_do_not_go_to_tensor_cores(case):
-    (kernel,) = attention_kernels(fused(case.model("float16"))[0]).values()
-    assert "mma.sync" not in source_of(kernel)
+def test_rows_that_are_no_chunks_or_too_long_stay(case):
+    assert not attention_kernels(fused(case.model("float16"))[0])
+
+
+def test_exact_attention_stays_with_cuda():
+    model = Case(1, 2, 16, 16, 16, 16).model("float32")
+    assert not attention_kernels(fused_kernels(lowered_model(model)[0].module, EXACT))
+    assert attention_kernels(fused(model)[0])
 
 
 @pytest.mark.parametrize("size", [16, 64, 100, 128])
@@ -145,7 +152,9 @@ def test_tiles_fit_in_shared_memory(size):
     case = Case(1, 2, 300, 300, size, size)
     for limits in (EXACT.limits, parse_devices("").limits):
         gpu = fuse(lowered_model(case.model("float32"))[0].module)
-        (kernel,) = attention_kernels(attention.attention_in_one(gpu, limits)).values()
+        (kernel,) = attention_kernels(
+            attention.attention_in_one(gpu, limits, in_tiles=True)
+        ).values()
         sizes = []
 
         def note(node, sizes=sizes):
