@@ -12,7 +12,7 @@ import onnx
 
 from hybridc.bundle.tensors import Array
 from hybridc.errors import ModelError
-from hybridc.runtime.session import compute_precisely, session_options
+from hybridc.runtime.session import session_options
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,11 @@ def open_session(
     """
     import onnxruntime
 
-    options = _options(model, operators)
+    options = _options(operators)
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    source = model if isinstance(model, bytes) else str(model)
     try:
-        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        session = precise_session(model, options)
     except Exception as error:  # its exceptions share no base but Exception
         raise ModelError(f"ONNX Runtime cannot load the model: {_first_line(error)}") from error
     names = [output.name for output in session.get_outputs()]
@@ -96,16 +95,34 @@ def open_session(
     return run
 
 
-def _options(model: Path | bytes, operators: Sequence[str]) -> Any:
+def precise_session(model: Path | bytes, options: Any) -> Any:
+    """A session whose integer kernels do not saturate, if ONNX Runtime can make one.
+
+    Where a CPU has AVX2 and no VNNI, its fast kernels add pairs of products in int16, which cannot
+    hold them all. Its precise mode turns weights to unsigned ones; it refuses models with weights
+    in blocks or that several nodes share, and leaves weights that are computed as they are.
+    """
+    import onnxruntime
+
+    source = model if isinstance(model, bytes) else str(model)
+    providers = ["CPUExecutionProvider"]
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=providers)
+    except Exception:  # its exceptions share no base but Exception
+        options.add_session_config_entry("session.x64quantprecision", "0")
+        return onnxruntime.InferenceSession(source, options, providers=providers)
+
+
+def _options(operators: Sequence[str]) -> Any:
     """Options under which a model gives the same on every machine.
 
     On one thread, sums are made in the same order. What lies between DequantizeLinear and
-    QuantizeLinear is computed in float, and integer operators precisely.
+    QuantizeLinear is computed in float.
     """
     options = session_options(operators)
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    compute_precisely(options, model if isinstance(model, bytes) else Path(model).read_bytes())
     return options
 
 
@@ -114,8 +131,7 @@ def _run_onnxruntime(
 ) -> tuple[dict[str, Array], str]:
     import onnxruntime
 
-    options = _options(path, operators)
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = precise_session(path, _options(operators))
     names = [output.name for output in session.get_outputs()]
     results = session.run(names, dict(inputs))
     outputs = dict(zip(names, map(np.asarray, results), strict=True))

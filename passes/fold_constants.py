@@ -147,16 +147,14 @@ def _constant_model(
 def _run(proto: onnx.ModelProto) -> list[np.ndarray | None]:
     import onnxruntime
 
-    from hybridc.runtime.session import compute_precisely
-
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     _limit_memory()
     options.add_session_config_entry("session.use_env_allocators", "1")
-    contents = proto.SerializeToString()
-    compute_precisely(options, contents)
-    session = onnxruntime.InferenceSession(contents, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     shrink = onnxruntime.RunOptions()
     shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     # Arrays of the others come out as their bytes, or not at all.

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-from hybridc.runtime.session import compute_precisely
+from hybridc.reference import precise_session
 
 Array = np.ndarray[Any, Any]
 Dims = Sequence[int | str | None]
@@ -116,9 +116,7 @@ def run_reference(model: onnx.ModelProto | Path, inputs: Mapping[str, Array]) ->
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    content = model.read_bytes() if isinstance(model, Path) else model.SerializeToString()
-    compute_precisely(options, content)
-    source = str(model) if isinstance(model, Path) else content
-    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    source = model if isinstance(model, Path) else model.SerializeToString()
+    session = precise_session(source, options)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(inputs)), strict=True))

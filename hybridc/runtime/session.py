@@ -58,20 +58,6 @@ def session_options(libraries: Iterable[str] = ()) -> Any:
     return options
 
 
-def compute_precisely(options: Any, model: bytes) -> None:
-    """Let no integer kernel of a session saturate.
-
-    Where a CPU has AVX2 and no VNNI, ONNX Runtime's fast kernels add pairs of products in int16,
-    which cannot hold them all. Its precise mode cannot read weights in blocks, nor need it.
-
-    Args:
-        options: Options of the session.
-        model: What it is to run.
-    """
-    if b"block_size" not in model:
-        options.add_session_config_entry("session.x64quantprecision", "1")
-
-
 def load_session(spec: PartSpec, read: Callable[[str], bytes], threads: int) -> SessionPart:
     """A session over the model of a part, with the custom operators that it brings.
 
@@ -87,7 +73,6 @@ def load_session(spec: PartSpec, read: Callable[[str], bytes], threads: int) -> 
             options = session_options(map(stack.enter_context, files))
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        compute_precisely(options, model)
         session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no base but Exception
         raise BundleError(f"ONNX Runtime cannot load {spec.name}: {error}") from error

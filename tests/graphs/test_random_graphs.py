@@ -13,8 +13,8 @@ import onnxruntime
 from hypothesis import HealthCheck, assume, given, settings
 
 from hybridc import onnx_backend
+from hybridc.reference import precise_session
 from hybridc.runtime.samples import relative_error
-from hybridc.runtime.session import compute_precisely
 from tests.graphs.generator import graphs
 
 COUNT = int(os.environ.get("HYBRIDC_GRAPHS", "150"))
@@ -26,9 +26,7 @@ def reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.n
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    contents = model.SerializeToString()
-    compute_precisely(options, contents)
-    session = onnxruntime.InferenceSession(contents, options, providers=["CPUExecutionProvider"])
+    session = precise_session(model.SerializeToString(), options)
     return session.run(None, feeds)
 
 

@@ -19,7 +19,7 @@ from tvm import relax
 from hybridc.bundle.dtypes import NARROW, carried, restored
 from hybridc.lowering.lower import Lowered, lower
 from hybridc.lowering.ops import default_table
-from hybridc.runtime.session import compute_precisely
+from hybridc.reference import precise_session
 
 Array = np.ndarray[Any, Any]
 
@@ -131,9 +131,7 @@ def expected_results(case: Case, model: onnx.ModelProto) -> list[Array]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    contents = model.SerializeToString()
-    compute_precisely(options, contents)
-    session = onnxruntime.InferenceSession(contents, options, providers=["CPUExecutionProvider"])
+    session = precise_session(model.SerializeToString(), options)
     return [np.asarray(y) for y in session.run(None, feed)]
 
 

@@ -12,7 +12,7 @@ from harness import assert_same, floats, lower_model, run_lowered, whole
 from onnx import helper, numpy_helper
 
 from hybridc.errors import UnsupportedError
-from hybridc.runtime.session import compute_precisely
+from hybridc.reference import precise_session
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,7 @@ def run_reference(model, feed):
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    contents = model.SerializeToString()
-    compute_precisely(options, contents)
-    session = onnxruntime.InferenceSession(contents, options, providers=["CPUExecutionProvider"])
+    session = precise_session(model.SerializeToString(), options)
     return session.run(None, feed)
 
 
