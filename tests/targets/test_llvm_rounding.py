@@ -70,3 +70,32 @@ def test_quotients_by_a_constant(scale, zero, kind):
         moved = np.rint(x / step) + np.float32(zero)
     expected = np.where(np.isnan(moved), low, np.clip(moved, low, high)).astype(kind)
     np.testing.assert_array_equal(y.numpy(), expected)
+
+
+@pytest.mark.parametrize("lanes", [40, 37])
+def test_truths_are_rounded_and_exponentiated(lanes):
+    """TVM's analysis fails for comparisons of vectors that are cast and bound to a variable."""
+    cpu = parse_cpu("")
+    left, right = (te.placeholder((lanes,), "int32", name) for name in ("left", "right"))
+
+    def element(i):
+        truth = (left(i) == right(i)).astype("float32")
+        rounded = tirx.nearbyint(truth / tirx.const(0.004, "float32"))
+        bounds = (tirx.const(bound, "float32") for bound in (0.0, 255.0))
+        return tirx.min(tirx.max(rounded, next(bounds)), next(bounds)).astype("int32")
+
+    def curve(i):
+        return tirx.sigmoid((left(i) < right(i)).astype("float32"))
+
+    first = te.compute((lanes,), element, name="first")
+    second = te.compute((lanes,), curve, name="second")
+    function = te.create_prim_func([left, right, first, second])
+    module = tvm.IRModule(
+        {"main": schedule_function(function, cpu).with_attr("global_symbol", "main")}
+    )
+    built = tvm.compile(module, target=cpu.target)
+    x, y = (np.arange(lanes, dtype=np.int32) % step for step in (3, 5))
+    results = [tvm.runtime.tensor(np.zeros(lanes, dtype)) for dtype in ("int32", "float32")]
+    built["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y), *results)
+    np.testing.assert_array_equal(results[0].numpy(), np.where(x == y, 250, 0))
+    np.testing.assert_allclose(results[1].numpy(), 1 / (1 + np.exp(-1.0 * (x < y))), rtol=1e-6)

@@ -18,12 +18,12 @@ bounded, and not the quotient, and where x is tiny, all round to zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.statements import let
 from tvm import tirx
 
 INTEGERS_END = 2.0**17
@@ -96,7 +96,7 @@ def _rounded(cast: tirx.Cast, has_fused: bool) -> Any:
     scale = _constant(value.b) if isinstance(value, tirx.Div) else None
     if scale is not None and has_fused and SCALES[0] <= scale <= SCALES[1]:
         inside = _inside(value.a, scale * (low - MARGIN), scale * (high + MARGIN))
-        value = _bind(inside, lambda x: _quotient(x, scale))
+        value = let(inside, lambda x: _quotient(x, scale))
     else:
         value = _inside(value, low, high)
     whole = tirx.call_llvm_pure_intrin("int32", "llvm.lrint", value)
@@ -114,17 +114,12 @@ def _quotient(x: Any, scale: float) -> Any:
     def better(quotient: Any) -> Any:
         return _fused(_fused(quotient, _float(-scale), x), reciprocal, quotient)
 
-    return _bind(_bind(x * reciprocal, better), better)
+    return let(let(x * reciprocal, better), better)
 
 
 def _fused(left: Any, right: Any, addend: Any) -> Any:
     """A product and a sum, rounded once."""
     return tirx.call_llvm_pure_intrin("float32", "llvm.fma", left, right, addend)
-
-
-def _bind(value: Any, use: Callable[[Any], Any]) -> Any:
-    variable = tirx.Var("value", "float32")
-    return tirx.Let(variable, value, use(variable))
 
 
 def _float(value: float) -> Any:

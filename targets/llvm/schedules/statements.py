@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
 
 
@@ -23,6 +24,24 @@ def bind(value: Any, statements: list[Any]) -> Any:
     variable = tirx.Var("value", value.ty)
     statements.append(tirx.Bind(variable, value))
     return variable
+
+
+def let(value: Any, use: Callable[[Any], Any]) -> Any:
+    """An expression that uses a value several times and computes it once.
+
+    Truths in the value that are cast to numbers are chosen instead: TVM's analysis of what a
+    variable is bound to cannot cast comparisons of vectors.
+    """
+    variable = tirx.Var("value", str(value.ty.dtype))
+    bound = tvm_ffi.structural_map(value, (tirx.Cast, _chosen))
+    return tirx.Let(variable, bound, use(variable))
+
+
+def _chosen(cast: tirx.Cast) -> Any:
+    if str(cast.value.ty.dtype) != "bool":
+        return cast
+    dtype = str(cast.ty.dtype)
+    return tirx.Select(cast.value, tirx.const(1, dtype), tirx.const(0, dtype))
 
 
 def serial_loop(extent: Any, body: Callable[[Any], Any], name: str, start: Any = 0) -> Any:

@@ -23,6 +23,7 @@ import tvm
 import tvm_ffi
 from hybridc.targets.llvm.schedules.blocks import collect, is_choice
 from hybridc.targets.llvm.schedules.conditions import lane_variables
+from hybridc.targets.llvm.schedules.statements import let
 from hybridc.targets.llvm.schedules.tails import variables_of
 from tvm import tirx
 
@@ -64,7 +65,7 @@ def expand_math(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return call
         if len(collect(call.args[0], tirx.Let)) > MAX_BINDINGS:
             return call
-        return _bind(call.args[0], rule)
+        return let(call.args[0], rule)
 
     def expand_store(store: tirx.BufferStore) -> tirx.BufferStore:
         if _has_bfloat16(store):
@@ -106,12 +107,6 @@ def _has_bfloat16(store: tirx.BufferStore) -> bool:
     return "bfloat16" in {str(store.buffer.dtype), *(str(part.ty.dtype) for part in parts)}
 
 
-def _bind(value: Any, use: Callable[[Any], Any]) -> Any:
-    """``use(value)`` with the value computed once."""
-    variable = tirx.Var("value", str(value.ty.dtype))
-    return tirx.Let(variable, value, use(variable))
-
-
 def _float(value: float) -> Any:
     return tirx.const(value, "float32")
 
@@ -130,7 +125,7 @@ def _exp(x: Any) -> Any:
 
     def scaled(n: Any) -> Any:
         remainder = clamped - n * _float(LN2_HIGH) - n * _float(LN2_LOW)
-        return _bind(remainder, lambda r: _float(1) + (r + r * r * _polynomial(EXP, r)))
+        return let(remainder, lambda r: _float(1) + (r + r * r * _polynomial(EXP, r)))
 
     def result(n: Any) -> Any:
         whole = tirx.Cast("int32", n)
@@ -139,7 +134,7 @@ def _exp(x: Any) -> Any:
         return scaled(n) * _power_of_two(half) * _power_of_two(whole - half)
 
     rounded = tirx.floor(clamped * _float(1 / math.log(2)) + _float(0.5))
-    return _bind(rounded, result)
+    return let(rounded, result)
 
 
 def exp_of_nonpositive(x: Any) -> Any:
@@ -149,7 +144,7 @@ def exp_of_nonpositive(x: Any) -> Any:
     """
 
     def result(n: Any) -> Any:
-        remainder = _bind(
+        remainder = let(
             clamped - n * _float(LN2_HIGH) - n * _float(LN2_LOW),
             lambda r: _float(1) + (r + r * r * _polynomial(EXP, r)),
         )
@@ -157,7 +152,7 @@ def exp_of_nonpositive(x: Any) -> Any:
 
     # In this order, the maximum of a number and of what is none is the latter.
     clamped = tirx.max(_float(EXP_ZERO), x)
-    return _bind(tirx.floor(clamped * _float(1 / math.log(2)) + _float(0.5)), result)
+    return let(tirx.floor(clamped * _float(1 / math.log(2)) + _float(0.5)), result)
 
 
 def _power_of_two(exponent: Any) -> Any:
@@ -166,29 +161,29 @@ def _power_of_two(exponent: Any) -> Any:
 
 
 def _sigmoid(x: Any) -> Any:
-    return _float(1) / (_float(1) + _bind(_float(0) - x, _exp))
+    return _float(1) / (_float(1) + let(_float(0) - x, _exp))
 
 
 def _tanh(x: Any) -> Any:
     def result(magnitude: Any) -> Any:
-        near = x + x * _bind(x * x, lambda s: s * _polynomial(TANH, s))
-        far = _float(1) - _float(2) / (_bind(magnitude * _float(2), _exp) + _float(1))
+        near = x + x * let(x * x, lambda s: s * _polynomial(TANH, s))
+        far = _float(1) - _float(2) / (let(magnitude * _float(2), _exp) + _float(1))
         return tirx.Select(magnitude >= _float(0.625), _with_sign(far, x), near)
 
-    return _bind(tirx.abs(x), result)
+    return let(tirx.abs(x), result)
 
 
 def _erf(x: Any) -> Any:
     def result(magnitude: Any) -> Any:
-        near = x * _bind(x * x, lambda square: _polynomial(ERF, square))
+        near = x * let(x * x, lambda square: _polynomial(ERF, square))
         # From 4 on, the result is 1; the fit ends there.
         inside = tirx.min(magnitude, _float(4))
-        exponent = _bind(inside, lambda m: _float(0) - _polynomial(ERFC_LOG, m))
-        far = _float(1) - _bind(exponent, _exp)
+        exponent = let(inside, lambda m: _float(0) - _polynomial(ERFC_LOG, m))
+        far = _float(1) - let(exponent, _exp)
         # NaN takes the second branch, as in tanh, which passes it on.
         return tirx.Select(magnitude >= _float(1), _with_sign(far, x), near)
 
-    return _bind(tirx.abs(x), result)
+    return let(tirx.abs(x), result)
 
 
 def _with_sign(magnitude: Any, x: Any) -> Any:
