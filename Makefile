@@ -21,7 +21,8 @@ demo: system $(STAMP)  ## Read the text in a picture with two compiled models.
 test: system $(STAMP) $(ARM) lint types  ## Lint, type-check, and run all tests.
 	HYBRIDC_KERNEL_CACHE=$(CURDIR)/.cache/kernels $(BIN)/python -m pytest -n 2 --dist worksteal
 
-nightly: $(STAMP)  ## Ten thousand random graphs against ONNX Runtime, and calls to a failing server.
+nightly: $(STAMP)  ## All of ONNX's tests, ten thousand random graphs, and calls to a failing server.
+	HYBRIDC_CONFORMANCE=all $(BIN)/python -m pytest -n 2 tests/conformance
 	HYBRIDC_GRAPHS=10000 $(BIN)/python -m pytest tests/graphs
 	$(BIN)/python -m tests.remote.storm 10000
 
