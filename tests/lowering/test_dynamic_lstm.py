@@ -39,7 +39,7 @@ def layer(
 ):
     """A case with weights of the right shapes, of a kind."""
     directions, columns = 2 if direction == "bidirectional" else 1, 4 * hidden
-    low, high = (-127, 128) if dtype == "int8" else (0, 256)
+    low, high = (-63, 64) if dtype == "int8" else (0, 256)  # pairs that ONNX Runtime can add
     parameters = (directions, columns) if channels else (directions,)
     zeros = np.full(parameters, ZEROS[dtype] if zero is None else zero, dtype)
     scales = [floats(*parameters, seed=seed, low=1.0) * np.float32(0.005) for seed in (8, 9)]
@@ -187,7 +187,8 @@ def recurrent_model(features=12, hidden=20):
 def test_what_onnx_runtime_quantizes(tmp_path, kind, channels):
     onnx.save(recurrent_model(), tmp_path / "float.onnx")
     paths = str(tmp_path / "float.onnx"), str(tmp_path / "quantized.onnx")
-    quantize_dynamic(*paths, weight_type=kind, per_channel=channels)
+    # With less range, pairs of products fit int16, in which ONNX Runtime may add them.
+    quantize_dynamic(*paths, weight_type=kind, per_channel=channels, reduce_range=True)
     model = onnx.load(paths[1])
     assert [n.op_type for n in model.graph.node].count("DynamicQuantizeLSTM") == 2
     compiled = onnx_backend.prepare(model, fallback=False)

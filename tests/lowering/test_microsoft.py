@@ -85,6 +85,13 @@ def integers(*shape, dtype="uint8", seed=0):
     return whole(*shape, dtype="int64", seed=seed, low=info.min, high=info.max + 1).astype(dtype)
 
 
+def weights(*shape, dtype="uint8", seed=0):
+    """Integers of which no pair of products exceeds int16, in which ONNX Runtime may add them."""
+    if dtype == "uint8":
+        return integers(*shape, seed=seed)
+    return whole(*shape, dtype="int64", seed=seed, low=-63, high=64).astype(dtype)
+
+
 def scale(value, dtype="float32"):
     return np.array(value, dtype)
 
@@ -298,7 +305,7 @@ QUANTIZED_ATTENTION = [
         "QAttention",
         [
             integers(2, 5, 6),
-            integers(6, 24, dtype=dtype, seed=1),
+            weights(6, 24, dtype=dtype, seed=1),
             floats(24),
             scale(0.01),
             scale(0.02),
@@ -387,7 +394,7 @@ def gemm(result=True, dtype="uint8", columns=(), bias=True, **attributes):
         integers(7, 30),
         scale(0.011),
         scale(9, "uint8"),
-        integers(*right, dtype=dtype, seed=1),
+        weights(*right, dtype=dtype, seed=1),
         np.asarray(floats(*columns, seed=2, low=0.5) / 50, "float32"),
         np.full(columns, 0 if columns else 3, dtype),
         whole(6, low=-999, high=999) if bias else None,
@@ -407,7 +414,7 @@ INTEGER_PRODUCTS = [
         "MatMulIntegerToFloat",
         [
             integers(5, 30),
-            integers(30, 6, dtype="int8"),
+            weights(30, 6, dtype="int8"),
             scale(0.02),
             scale(0.03),
             scale(7, "uint8"),
@@ -422,7 +429,7 @@ INTEGER_PRODUCTS = [
     ),
     Fused(
         "DynamicQuantizeMatMul",
-        [floats(5, 30), integers(30, 6, dtype="int8"), scale(0.03), scale(2, "int8"), floats(6)],
+        [floats(5, 30), weights(30, 6, dtype="int8"), scale(0.03), scale(2, "int8"), floats(6)],
         constants=[1, 2, 3, 4],
     ),
     Fused("DynamicQuantizeMatMul", [floats(2, 5, 30), integers(30, 6), np.abs(floats(6))]),
