@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridc.errors import BundleError
 
-SCHEMA = (1, 7)
+SCHEMA = (2, 0)
 MANIFEST = "manifest.json"
 
 STRING = "string"

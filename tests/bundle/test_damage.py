@@ -244,9 +244,9 @@ def test_newer_major_schema(bundle, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(bundle, copy)
     text = (copy / MANIFEST).read_bytes()
-    (copy / MANIFEST).write_bytes(text.replace(b'"schema": "1.', b'"schema": "2.'))
+    (copy / MANIFEST).write_bytes(text.replace(b'"schema": "2.', b'"schema": "3.'))
     for verb in ("verify", "run", "inspect"):
-        assert_refused(command(verb, copy), 6, "schema 2.", "install")
+        assert_refused(command(verb, copy), 6, "schema 3.", "install")
 
 
 PART = EXAMPLE.parts[0]

@@ -21,7 +21,7 @@ from hybridc.bundle.manifest import (
 from hybridc.errors import BundleError
 
 EXAMPLE = Manifest(
-    schema="1.0",
+    schema="2.0",
     hybridc="0.1.0",
     tvm="0.27.0",
     tvm_ffi="0.1.14",
@@ -60,7 +60,7 @@ def changed(steps, value):
 
 manifests = st.builds(
     Manifest,
-    schema=st.integers(0, 99).map(lambda minor: f"1.{minor}"),
+    schema=st.integers(0, 99).map(lambda minor: f"2.{minor}"),
     inputs=st.lists(st.from_type(TensorSpec), max_size=2).map(tuple),
     outputs=st.lists(st.from_type(TensorSpec), max_size=2).map(tuple),
     dimensions=st.dictionaries(st.text(), st.tuples(st.integers(), st.integers()), max_size=2),
@@ -86,11 +86,11 @@ def test_sealed_by_the_documented_rule():
 
 def test_unknown_fields_and_later_minors_are_read():
     body = json.loads(to_json(EXAMPLE))
-    body["schema"] = "1.99"
+    body["schema"] = "2.99"
     body["inputs"][0]["layout"] = "NCHW"
     body["signature"] = {"by": "someone"}
     read = from_json(sealed(body), "manifest")
-    assert read.schema == "1.99"
+    assert read.schema == "2.99"
     assert read.inputs == EXAMPLE.inputs
 
 
@@ -100,9 +100,9 @@ def test_missing_defaults_are_filled_in():
     assert from_json(sealed(body), "manifest").samples == ()
 
 
-@pytest.mark.parametrize("schema", ["2.0", "0.9", "10.0"])
+@pytest.mark.parametrize("schema", ["3.0", "1.9", "10.0"])
 def test_other_major_is_refused(schema):
-    with pytest.raises(BundleError, match=rf"has schema {schema}, and this hybridc reads 1\.x"):
+    with pytest.raises(BundleError, match=rf"has schema {schema}, and this hybridc reads 2\.x"):
         from_json(changed(["schema"], schema), "manifest")
 
 
@@ -144,7 +144,7 @@ def test_missing_field_is_refused_by_name(field):
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"null", b"[]", b"{", b"\xff\xfe", b'{"schema": "1.0"}', b"[" * 100_000]
+    "text", [b"", b"null", b"[]", b"{", b"\xff\xfe", b'{"schema": "2.0"}', b"[" * 100_000]
 )
 def test_what_is_no_manifest_is_refused(text):
     with pytest.raises(BundleError, match="damaged"):

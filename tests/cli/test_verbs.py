@@ -119,10 +119,10 @@ def test_inspect_shows_dynamic_dimensions(tmp_path):
 def test_inspect_a_bundle(form, request):
     path = request.getfixturevalue(form)
     text = hybridc("inspect", path, "--nodes").stdout
-    for word in ("schema 1.", "apache-tvm-ffi", "1x3x8x8", "avx2", "part0", "stem", "input  ->"):
+    for word in ("schema 2.", "apache-tvm-ffi", "1x3x8x8", "avx2", "part0", "stem", "input  ->"):
         assert word in text
     data = json_of("inspect", path)
-    assert data["schema"].startswith("1.")
+    assert data["schema"].startswith("2.")
     assert data["parts"][0]["library"] == "parts/part0.so"
     assert {file["path"] for file in data["files"]} >= {"LICENSE", "NOTICE"}
 

@@ -104,12 +104,11 @@ def test_a_range_in_steps(tmp_path):
 
 
 def test_a_bundle_without_steps_still_loads(tmp_path):
-    """Bundles of schema 1.1 know none."""
+    """A manifest may say nothing about them."""
     compile_to(tmp_path / "b", sum_model(), shapes=("rows=2..5",))
     path = tmp_path / "b" / "manifest.json"
     body = json.loads(path.read_text())
     del body["steps"], body["digest"]
-    body["schema"] = "1.1"
     path.write_bytes(sealed(body))
     with hybridc.load(tmp_path / "b") as model:
         ones = np.ones((3, 4), "f")
