@@ -9,6 +9,7 @@ import tvm_ffi
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     blocks_of,
+    changed,
     collect,
     cost_of,
     is_reduction,
@@ -71,17 +72,7 @@ def _simplified(block: SBlock) -> SBlock:
     body = tvm_ffi.structural_map(block.body, (tvm.ir.TensorLoad, simplify))
     if not block.iter_vars or body.same_as(block.body):
         return block
-    return SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
+    return changed(block, body=body)
 
 
 def _worth_inlining(schedule: Schedule, block: Any) -> bool:

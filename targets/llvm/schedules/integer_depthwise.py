@@ -17,9 +17,8 @@ from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.finishing import Finish
-from hybridc.targets.llvm.schedules.integer_steps import ramp
+from hybridc.targets.llvm.schedules.integer_steps import ramp, tasks
 from hybridc.targets.llvm.schedules.integer_tiles import SINGLE, Geometry
-from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from tvm import tirx
 
@@ -90,10 +89,7 @@ class DepthwiseEmitter:
         g = self.geometry
         rows = next(n for n in range(min(ROWS, g.rows), 0, -1) if g.rows % n == 0)
         total = g.batch * (g.rows // rows) * g.panels
-        task = tirx.Var("task", "int64")
-        is_parallel = g.pixels * g.filters * g.steps >= PARALLEL_WORK
-        kind = tirx.ForKind.PARALLEL if is_parallel and total > 1 else tirx.ForKind.SERIAL
-        return tirx.For(task, int64(0), int64(total), kind, self._task(task, rows))
+        return tasks(g, total, lambda task: self._task(task, rows))
 
     def _task(self, task: Any, rows: int) -> Any:
         """Interleave a panel's weights, then compute tile after tile."""

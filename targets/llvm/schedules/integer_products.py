@@ -27,10 +27,12 @@ from hybridc.targets.llvm.schedules.integer_depthwise import (
     pairs_taps,
 )
 from hybridc.targets.llvm.schedules.integer_steps import (
+    begin_sums,
     in_all_lanes,
     place_of,
     plus_products,
     ramp,
+    tasks,
     widened,
 )
 from hybridc.targets.llvm.schedules.integer_strips import StripEmitter, uses_strips
@@ -40,7 +42,6 @@ from hybridc.targets.llvm.schedules.integer_tiles import (
     Geometry,
     tile_rows,
 )
-from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from tvm import te, tirx
 from tvm.s_tir import Schedule
@@ -137,18 +138,12 @@ class _Emitter:
         g = self.geometry
         chunk = next(n for n in range(min(CHUNK, self.tiles), 0, -1) if self.tiles % n == 0)
         chunks = self.tiles // chunk
-        total = g.panels * chunks
 
         def task(index: Any) -> Any:
             panel, part = self._order(index, chunks)
             return serial_loop(chunk, lambda tile: self._tile(panel, part * chunk + tile), "tile")
 
-        if total == 1:
-            return task(int64(0))
-        variable = tirx.Var("task", "int64")
-        parallel = g.pixels * g.filters * g.steps >= PARALLEL_WORK
-        kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
-        return tirx.For(variable, int64(0), int64(total), kind, task(variable))
+        return tasks(g, g.panels * chunks, task)
 
     def _order(self, index: Any, chunks: int) -> tuple[Any, Any]:
         """Panel and chunk of a task: what is used again soonest is what is larger."""
@@ -170,14 +165,7 @@ class _Emitter:
         ]
         dims = [int(dim) for dim in self.output.shape[:-1]]
         places = [place_of(first + row, dims, statements) for row in range(self.rows)]
-        sums = {}
-        zero = tirx.Broadcast(tirx.const(0, "int32"), g.lanes)
-        for row in range(self.rows):
-            for vector in range(g.vectors):
-                buffer = tirx.decl_buffer((g.lanes,), "int32", f"sum_{row}_{vector}")
-                sums[row, vector] = buffer
-                statements.append(tirx.AllocBuffer(buffer))
-                statements.append(tirx.BufferStore(buffer, zero, [ramp(int64(0), g.lanes)]))
+        sums = begin_sums(g, self.rows, statements)
         statements.append(self._reduction(panel, start, places, sums))
         for (row, vector), buffer in sums.items():
             at = [*places[row], start + vector * g.lanes]

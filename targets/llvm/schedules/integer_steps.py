@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.integer_tiles import PAIRS, QUADS, SINGLE, Geometry
+from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK
 from hybridc.targets.llvm.schedules.statements import bind, int64
 from tvm import tirx
 
@@ -17,6 +18,29 @@ _QUADS = {
     (4, "int8"): "llvm.aarch64.neon.sdot.v4i32.v16i8",
 }
 """Instructions that multiply quads, by lanes and type of the data."""
+
+
+def tasks(geometry: Geometry, total: int, body: Callable[[Any], Any]) -> Any:
+    """A loop over tasks, parallel if there is enough to compute; no loop for one alone."""
+    if total == 1:
+        return body(int64(0))
+    variable = tirx.Var("task", "int64")
+    is_parallel = geometry.pixels * geometry.filters * geometry.steps >= PARALLEL_WORK
+    kind = tirx.ForKind.PARALLEL if is_parallel else tirx.ForKind.SERIAL
+    return tirx.For(variable, int64(0), int64(total), kind, body(variable))
+
+
+def begin_sums(geometry: Geometry, rows: int, statements: list[Any]) -> dict[tuple[int, int], Any]:
+    """Accumulators of a register tile by row and vector, which added statements set to zero."""
+    g, sums = geometry, {}
+    zero = tirx.Broadcast(tirx.const(0, "int32"), g.lanes)
+    for row in range(rows):
+        for vector in range(g.vectors):
+            buffer = tirx.decl_buffer((g.lanes,), "int32", f"sum_{row}_{vector}")
+            sums[row, vector] = buffer
+            statements.append(tirx.AllocBuffer(buffer))
+            statements.append(tirx.BufferStore(buffer, zero, [ramp(int64(0), g.lanes)]))
+    return sums
 
 
 def ramp(start: Any, lanes: int) -> Any:

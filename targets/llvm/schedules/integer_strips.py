@@ -20,14 +20,16 @@ from typing import Any
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.integer_steps import (
+    begin_sums,
     in_all_lanes,
     place_of,
     plus_products,
     ramp,
+    tasks,
     widened,
 )
 from hybridc.targets.llvm.schedules.integer_tiles import PAIRS, Geometry
-from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, power_of_two_below
+from hybridc.targets.llvm.schedules.loops import power_of_two_below
 from hybridc.targets.llvm.schedules.registers import LOAD_SHARE, LOADS_PER_CYCLE
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from tvm import tirx
@@ -157,14 +159,7 @@ class StripEmitter:
 
     def nest(self) -> Any:
         """Tasks of some tiles and panels each."""
-        g, plan = self.geometry, self.plan
-        total = plan.strips * plan.groups
-        if total == 1:
-            return self._task(int64(0))
-        variable = tirx.Var("task", "int64")
-        is_parallel = g.pixels * g.filters * g.steps >= PARALLEL_WORK
-        kind = tirx.ForKind.PARALLEL if is_parallel else tirx.ForKind.SERIAL
-        return tirx.For(variable, int64(0), int64(total), kind, self._task(variable))
+        return tasks(self.geometry, self.plan.strips * self.plan.groups, self._task)
 
     def _task(self, index: Any) -> Any:
         """Copy what the tiles read, then compute them for each panel."""
@@ -229,14 +224,7 @@ class StripEmitter:
             tirx.Bind(first, self._first(tile)),
             tirx.Bind(start, tirx.min(panel * g.panel, int64(g.filters - g.panel))),
         ]
-        sums = {}
-        zero = tirx.Broadcast(tirx.const(0, "int32"), g.lanes)
-        for row in range(rows):
-            for vector in range(g.vectors):
-                buffer = tirx.decl_buffer((g.lanes,), "int32", f"sum_{row}_{vector}")
-                sums[row, vector] = buffer
-                statements.append(tirx.AllocBuffer(buffer))
-                statements.append(tirx.BufferStore(buffer, zero, [ramp(int64(0), g.lanes)]))
+        sums = begin_sums(g, rows, statements)
 
         def step(s: Any) -> Any:
             return self._products(panel, s, self._sources(strip, slot, first, s), sums)
