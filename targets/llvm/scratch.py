@@ -26,6 +26,7 @@ from hybridc.targets.llvm.schedules.blocks import collect
 from hybridc.targets.llvm.schedules.integer_strips import strip_bytes, uses_strips
 from hybridc.targets.llvm.schedules.integer_tiles import INTEGER
 from hybridc.targets.llvm.schedules.integer_tiles import Geometry as IntegerGeometry
+from hybridc.targets.llvm.schedules.integer_winograd import Plan
 from hybridc.targets.llvm.schedules.winograd import SCRATCH, WINOGRAD
 from hybridc.targets.llvm.schedules.winograd_tiles import (
     choose_chunking,
@@ -66,11 +67,13 @@ def _has_block(function: Any, kind: str) -> bool:
 
 
 def _strip(function: Any, cpu: Cpu) -> int:
-    """Bytes of the strip of a fused function's integer product, if it copies to one."""
+    """Bytes that a task of a fused function's integer product has for its own."""
     if isinstance(function, tirx.PrimFunc):
         for block in collect(function.body, SBlock):
             if INTEGER in block.annotations:
                 geometry = IntegerGeometry(*map(int, block.annotations[INTEGER]))
+                if geometry.winograd:
+                    return Plan(geometry, cpu).thread_bytes
                 return strip_bytes(geometry, cpu) if uses_strips(geometry, cpu) else 0
     return 0
 

@@ -19,7 +19,11 @@ tvm = pytest.importorskip("tvm")
 import tvm_ffi  # noqa: E402
 from hybridc.targets.llvm.build import fuse, legalize  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
-from hybridc.targets.llvm.schedules import amx_tiles, schedule_module  # noqa: E402
+from hybridc.targets.llvm.schedules import (  # noqa: E402
+    amx_tiles,
+    integer_winograd,
+    schedule_module,
+)
 from hybridc.targets.llvm.schedules.blocks import collect  # noqa: E402
 from hybridc.targets.llvm.schedules.integer_packing import pack_integer_products  # noqa: E402
 from hybridc.targets.llvm.schedules.integer_strips import with_best_panel  # noqa: E402
@@ -177,6 +181,42 @@ def test_convolutions(cpu, case):
     check_convolution(cpu, case)
 
 
+SHIFT = "\tvpsrad\t$2,"
+"""What only a convolution by Winograd's algorithm does."""
+
+
+@pytest.mark.skipif("x86-64-v3" not in CPUS, reason="this CPU has no AVX2")
+@settings(SMALL, max_examples=20)
+@given(convolutions(), st.integers(2, 70), st.integers(2, 9), st.integers(2, 9), st.integers(8, 70))
+@example(EXAMPLE, 34, 9, 7, 72)
+@example(EXAMPLE, 1, 2, 2, 8)
+@example(EXAMPLE | {"x": (2, 0, 0, 0), "zeros": (0, 0)}, 18, 14, 15, 24)
+@example(EXAMPLE | {"types": ("uint8", "uint8"), "zeros": (127, 5)}, 300, 3, 4, 9)
+def test_convolutions_by_winograd(case, channels, rows, columns, filters):
+    """Winograd's algorithm wherever it can be used, also where a direct kernel would be faster."""
+    pads = case["pads"]
+    size = max(rows + 2 - pads[0] - pads[2], 1), max(columns + 2 - pads[1] - pads[3], 1)
+    dense = {
+        "x": (case["x"][0], *size, channels),
+        "w": (filters, channels, 3, 3),
+        "groups": 1,
+        "stride": 1,
+        "dilation": 1,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(integer_winograd, "MARGIN", 0)
+        check_convolution("x86-64-v3", case | dense, SHIFT)
+
+
+@pytest.mark.parametrize(("channels", "fits"), [(460, True), (461, False)])
+def test_winograd_is_used_where_its_sums_fit(channels, fits):
+    """Sums of 36 * 127 * 4 * 255 for each channel stay below 2 ** 31."""
+    cpu = parse_cpu("x86-64-v3")
+    x, w = np.zeros((1, 14, 14, channels), np.uint8), np.full((64, channels, 3, 3), -127, np.int8)
+    module, _ = scheduled(make_convolution(x, w, pads=[1, 1, 1, 1]), cpu)
+    assert (SHIFT in assembly_of(module, cpu)) == fits
+
+
 POINTWISE = {"pads": [0, 0, 0, 0], "stride": 1, "dilation": 1}
 
 
@@ -329,12 +369,8 @@ def make_convolution(x: Array, w: Array, **attributes: Any) -> onnx.ModelProto:
     return make_model("QLinearConv", x, constants, "com.microsoft", channels_last=1, **attributes)
 
 
-def test_a_strip_is_counted_and_takes_one_address():
-    """With AVX2, a convolution's data is copied so that constants tell its pixels apart."""
-    cpu = parse_cpu("x86-64-v3")
-    x = random_integers((1, 20, 20, 96), "uint8", 1)
-    w = random_integers((24, 96, 3, 3), "int8", 2)
-    model = make_convolution(x, w)
+def own_buffers(model: onnx.ModelProto, cpu: Cpu) -> tuple[dict[str, int], int]:
+    """Bytes of what tasks have for their own by its name, and what is counted for a thread."""
     fused, _ = kernels(model, cpu)
     module, _ = scheduled(model, cpu)
     buffers = [
@@ -343,11 +379,33 @@ def test_a_strip_is_counted_and_takes_one_address():
         if isinstance(function, tvm.tirx.PrimFunc)
         for node in collect(function.body, tvm.tirx.AllocBuffer)
     ]
-    (strip,) = [buffer for buffer in buffers if buffer.name == "strip"]
-    assert thread_bytes(fused, cpu) == 2 * np.prod(list(map(int, strip.shape)))
+    sizes = {
+        str(b.name): int(np.prod(list(map(int, b.shape)))) * np.dtype(str(b.dtype)).itemsize
+        for b in buffers
+    }
+    return sizes, thread_bytes(fused, cpu)
+
+
+def test_a_strip_is_counted_and_takes_one_address():
+    """With AVX2, a convolution's data is copied so that constants tell its pixels apart."""
+    cpu = parse_cpu("x86-64-v3")
+    x = random_integers((1, 20, 20, 96), "uint8", 1)
+    w = random_integers((24, 96, 3, 3), "int8", 2)
+    model = make_convolution(x, w, strides=[2, 2])
+    sizes, counted = own_buffers(model, cpu)
+    assert counted == sizes["strip"]
+    module, _ = scheduled(model, cpu)
     product = assembly_of(module, cpu).split("vpmaddwd")
     assert len(product) > 2
     assert not any("vpextr" in piece for piece in product[1:-1])
+
+
+def test_what_winograd_keeps_is_counted():
+    """Transformed inputs and weights, and products, belong to a task."""
+    x = random_integers((1, 20, 20, 96), "uint8", 1)
+    w = random_integers((24, 96, 3, 3), "int8", 2)
+    sizes, counted = own_buffers(make_convolution(x, w), parse_cpu("x86-64-v3"))
+    assert counted == sum(sizes[name] for name in ("inputs", "weights", "products"))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from hybridc.targets.llvm.schedules.integer_tiles import (
     quads_type,
     vector_lanes,
 )
+from hybridc.targets.llvm.schedules.integer_winograd import with_winograd
 from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import relax, te, tirx
 
@@ -192,7 +193,7 @@ class _Reader:
             source, zero = self._uncentered(data, None)
             kind, geometry = str(source.ty.dtype), tile_geometry(geometry, channels)
         if uses_strips(geometry, self.cpu):
-            geometry = with_best_panel(geometry, self.cpu)
+            geometry = with_winograd(with_best_panel(geometry, self.cpu), array, self.cpu)
         if pairs_taps(geometry, self.cpu):
             geometry = dataclasses.replace(geometry, vectors=2)
         packed = f"{name}.packed_{geometry.group}x{geometry.lanes}x{geometry.vectors}"

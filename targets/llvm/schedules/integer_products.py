@@ -9,7 +9,8 @@ element-wise work was fused behind it.
 Pixels are counted through all images and rows, and the last tile is moved back to end at the last
 pixel, so there is one kind of tile. What is computed twice is the same.
 
-With AVX2 alone, kernels have other loops: see integer_strips.py and integer_depthwise.py.
+With AVX2 alone, kernels have other loops: see integer_strips.py, integer_winograd.py and
+integer_depthwise.py.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from hybridc.targets.llvm.schedules.integer_tiles import (
     Geometry,
     tile_rows,
 )
+from hybridc.targets.llvm.schedules.integer_winograd import WinogradEmitter
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from tvm import te, tirx
 from tvm.s_tir import Schedule
@@ -105,6 +107,8 @@ def schedule_integer_product(schedule: Schedule, cpu: Cpu) -> Schedule:
 
 def _emitter(geometry: Geometry, cpu: Cpu) -> Any:
     """What writes a kernel's statements."""
+    if geometry.winograd:
+        return WinogradEmitter
     if uses_strips(geometry, cpu):
         return StripEmitter
     return (

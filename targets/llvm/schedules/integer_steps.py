@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.integer_tiles import PAIRS, QUADS, SINGLE, Geometry
-from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK
-from hybridc.targets.llvm.schedules.statements import bind, int64
+from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, power_of_two_below
+from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from tvm import tirx
 
 _QUADS = {
@@ -18,6 +18,9 @@ _QUADS = {
     (4, "int8"): "llvm.aarch64.neon.sdot.v4i32.v16i8",
 }
 """Instructions that multiply quads, by lanes and type of the data."""
+
+COPIED = 16
+"""Elements of the widest vector of data that is copied or transformed."""
 
 
 def tasks(geometry: Geometry, total: int, body: Callable[[Any], Any]) -> Any:
@@ -88,3 +91,53 @@ def place_of(pixel: Any, dims: Sequence[int], statements: list[Any]) -> list[Any
         place.append(bind(tirx.floormod(rest, int64(dim)), statements))
         rest = tirx.floordiv(rest, int64(dim))
     return [*([bind(rest, statements)] if dims else []), *reversed(place)]
+
+
+def count_from(first: Any, most: int, total: int) -> Any:
+    """How many of ``total`` there are from ``first`` on, at most ``most``."""
+    return most if total % most == 0 else tirx.min(int64(most), int64(total) - first)
+
+
+def in_vectors(run: int, body: Callable[[Any, int], Any]) -> Any:
+    """What ``body`` does for vectors of neighbors, of which the last ends where they do.
+
+    Args:
+        run: How many neighbors there are.
+        body: From the offset and the length of a vector to a statement, which may be repeated.
+    """
+    width = min(COPIED, power_of_two_below(run))
+    whole = serial_loop(run // width, lambda number: body(number * width, width), "vector")
+    return sequence([whole, body(int64(run - width), width)]) if run % width else whole
+
+
+def multiply(
+    geometry: Geometry,
+    cpu: Cpu,
+    sums: Mapping[tuple[int, int], Any],
+    sources: Callable[[Any], Sequence[tuple[Any, Sequence[Any]]]],
+    factor: Callable[[Any, int], Any],
+) -> Any:
+    """A loop that adds the products of all steps to the sums of a register tile.
+
+    Args:
+        geometry: The kernel.
+        cpu: The processor.
+        sums: Accumulators by row and vector.
+        sources: From a step to the buffer and the place of each row's group of channels.
+        factor: From a step and the number of a vector to weights as the instruction takes them.
+    """
+    everything = [ramp(int64(0), geometry.lanes)]
+
+    def step(number: Any) -> Any:
+        statements: list[Any] = []
+        factors = [bind(factor(number, v), statements) for v in range(geometry.vectors)]
+        for row, (buffer, place) in enumerate(sources(number)):
+            value = bind(in_all_lanes(geometry, buffer, place), statements)
+            for vector, weights in enumerate(factors):
+                total = sums[row, vector]
+                added = tirx.BufferLoad(total, everything)
+                added = plus_products(geometry, cpu, added, value, weights)
+                statements.append(tirx.BufferStore(total, added, everything))
+        return sequence(statements)
+
+    return serial_loop(geometry.steps, step, "step")

@@ -21,17 +21,17 @@ from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.integer_steps import (
     begin_sums,
-    in_all_lanes,
+    count_from,
+    in_vectors,
+    multiply,
     place_of,
-    plus_products,
     ramp,
     tasks,
     widened,
 )
 from hybridc.targets.llvm.schedules.integer_tiles import PAIRS, Geometry
-from hybridc.targets.llvm.schedules.loops import power_of_two_below
 from hybridc.targets.llvm.schedules.registers import LOAD_SHARE, LOADS_PER_CYCLE
-from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
+from hybridc.targets.llvm.schedules.statements import int64, sequence, serial_loop
 from tvm import tirx
 
 STRIP_BYTES = 96 * 1024
@@ -50,9 +50,6 @@ MOST_VECTORS = 3
 FINISH = 4
 """Cycles to finish a vector of sums."""
 
-COPIED = 16
-"""Elements of the widest copied vector."""
-
 
 def uses_strips(geometry: Geometry, cpu: Cpu) -> bool:
     """Whether a product is computed as this file says."""
@@ -69,19 +66,21 @@ def with_best_panel(geometry: Geometry, cpu: Cpu) -> Geometry:
     """The product with the vectors of a panel that take the fewest cycles."""
     sizes = range(1, min(MOST_VECTORS, geometry.filters // geometry.lanes) + 1)
     panels = [dataclasses.replace(geometry, vectors=size) for size in sizes]
-    return min(panels, key=lambda panel: _cycles(panel, _rows(panel, cpu)))
+    return min(panels, key=lambda panel: strip_cycles(panel, strip_rows(panel, cpu)))
 
 
-def _rows(geometry: Geometry, cpu: Cpu) -> int:
+def strip_rows(geometry: Geometry, cpu: Cpu) -> int:
     """Pixels of the register tile that takes the fewest cycles.
 
     Besides the sums, registers hold the weights, a broadcast group and a product.
     """
     most = (cpu.vector_registers - geometry.vectors - 2) // geometry.vectors
-    return min(range(min(most, geometry.pixels), 0, -1), key=lambda rows: _cycles(geometry, rows))
+    return min(
+        range(min(most, geometry.pixels), 0, -1), key=lambda rows: strip_cycles(geometry, rows)
+    )
 
 
-def _cycles(geometry: Geometry, rows: int) -> float:
+def strip_cycles(geometry: Geometry, rows: int) -> float:
     """Cycles of all tiles: four vector operations or two loads each, not quite at once."""
     g = geometry
     tile = rows * g.vectors
@@ -106,7 +105,7 @@ class Plan:
     @property
     def rows(self) -> int:
         """Pixels of a register tile."""
-        return _rows(self.geometry, self.cpu)
+        return strip_rows(self.geometry, self.cpu)
 
     @property
     def length(self) -> int:
@@ -167,8 +166,8 @@ class StripEmitter:
         strip = tirx.floordiv(index, int64(plan.groups))
         group = tirx.floormod(index, int64(plan.groups))
         tile, panel = strip * plan.tiles, group * plan.panels
-        tiles = _count(plan.tiles, plan.all_tiles, tile)
-        panels = _count(plan.panels, g.panels, panel)
+        tiles = count_from(tile, plan.tiles, plan.all_tiles)
+        panels = count_from(panel, plan.panels, g.panels)
         shape = (plan.tiles, plan.rows, plan.length)
         copied = None if plan.is_direct else tirx.decl_buffer(shape, "int16", "strip")
         statements: list[Any] = []
@@ -226,10 +225,16 @@ class StripEmitter:
         ]
         sums = begin_sums(g, rows, statements)
 
-        def step(s: Any) -> Any:
-            return self._products(panel, s, self._sources(strip, slot, first, s), sums)
+        def sources(step: Any) -> list[tuple[Any, list[Any]]]:
+            return self._sources(strip, slot, first, step)
 
-        statements.append(serial_loop(g.steps, step, "step"))
+        def factor(step: Any, vector: int) -> Any:
+            # Steps follow one another through all taps.
+            lanes = ramp(int64(vector * g.lanes * g.group), g.lanes * g.group)
+            load = tirx.BufferLoad(self.weight, [panel, int64(0), int64(0), step, lanes])
+            return widened(load, g)
+
+        statements.append(multiply(g, self.cpu, sums, sources, factor))
         dims = [int(dim) for dim in self.output.shape[:-1]]
         places = [place_of(first + row, dims, statements) for row in range(rows)]
         for (row, vector), buffer in sums.items():
@@ -246,40 +251,14 @@ class StripEmitter:
         front = [int64(0)] * (len(self.data.shape) - 2)
         return [(self.data, [*front, first + row, at]) for row in rows]
 
-    def _products(self, panel: Any, step: Any, sources: Any, sums: Any) -> Any:
-        """Add the products of one step to the sums."""
-        g, statements = self.geometry, list[Any]()
-        vectors = []
-        for vector in range(g.vectors):
-            # Steps follow one another through all taps.
-            lanes = ramp(int64(vector * g.lanes * g.group), g.lanes * g.group)
-            load = tirx.BufferLoad(self.weight, [panel, int64(0), int64(0), step, lanes])
-            vectors.append(bind(widened(load, g), statements))
-        for row, (buffer, source) in enumerate(sources):
-            value = bind(in_all_lanes(g, buffer, source), statements)
-            for vector in range(g.vectors):
-                total = sums[row, vector]
-                everything = [ramp(int64(0), g.lanes)]
-                added = tirx.BufferLoad(total, everything)
-                added = plus_products(g, self.cpu, added, value, vectors[vector])
-                statements.append(tirx.BufferStore(total, added, everything))
-        return sequence(statements)
-
-
-def _count(most: int, total: int, first: Any) -> Any:
-    """How many of ``total`` there are from ``first`` on, at most ``most``."""
-    return most if total % most == 0 else tirx.min(int64(most), int64(total) - first)
-
 
 def _copied_run(
     data: Any, source: list[Any], strip: Any, target: list[Any], at: Any, run: int
 ) -> Any:
     """Copy neighbors, in vectors of which the last ends where they do."""
-    width = min(COPIED, power_of_two_below(run))
 
-    def vector(offset: Any) -> Any:
+    def vector(offset: Any, width: int) -> Any:
         load = tirx.BufferLoad(data, [*source, ramp(offset, width)])
         return tirx.BufferStore(strip, load, [*target, ramp(at + offset, width)])
 
-    whole = serial_loop(run // width, lambda v: vector(v * width), "vector")
-    return sequence([whole, vector(int64(run - width))]) if run % width else whole
+    return in_vectors(run, vector)

@@ -54,6 +54,7 @@ class Geometry:
         column_reach: Dilation of columns.
         lanes: Filters of one vector.
         vectors: Vectors of one panel.
+        winograd: Outputs of a tile of Winograd's algorithm in each axis; 0 without it.
     """
 
     group: int
@@ -70,6 +71,7 @@ class Geometry:
     column_reach: int
     lanes: int
     vectors: int
+    winograd: int = 0
 
     def encode(self) -> list[int]:
         """The numbers, as a block's attribute."""
