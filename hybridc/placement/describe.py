@@ -35,6 +35,7 @@ from hybridc.placement.problem import (
     objective,
     peak_memory,
     place_name,
+    reader_of,
     total,
 )
 from hybridc.placement.rules import PINNED, RULE, NodeRule, Rule, RuleTexts
@@ -175,10 +176,10 @@ def transfers_of(costs: Costs) -> tuple[PlanTransfer, ...]:
 
 
 def _destination_name(problem: Problem, destination: int) -> str:
-    places = max(problem.places) + 1
-    if destination >= places:
-        return problem.devices[destination - places]
-    return place_name(problem, destination)
+    reader = reader_of(problem.places, destination)
+    if reader is None:
+        return place_name(problem, destination)
+    return "caller" if reader == HOST else problem.devices[reader]
 
 
 def _groups(decision: Decision, request: Request) -> list[PlanGroup]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hybridc.cost_models.cost import Cost
@@ -25,6 +25,9 @@ from hybridc.placement.problem import (
     Figure,
     Problem,
     Way,
+    place_of,
+    reader_of,
+    taker_of,
 )
 from hybridc.targets.protocol import Device
 
@@ -233,13 +236,13 @@ def _dollars(hardware: Hardware, places: Sequence[int], seconds: Figure) -> Figu
         tuple(value * rate for value, rate in zip(row, rates, strict=True))
         for row in seconds.groups
     )
+    rates.append(0.0)  # the caller's, whose number is -1
     ways = {}
     for (source, destination), way in seconds.ways.items():
-        rate = 0.0 if source == HOST else rates[source]
-        if destination > max(places):
-            rate += rates[destination - max(places) - 1]
-        elif destination:
-            rate += rates[places.index(destination)]
+        reader = reader_of(places, destination)
+        if reader is None:
+            reader = places.index(destination) if destination else HOST
+        rate = rates[source] + rates[reader]
         routes = _routes(hardware, places, source, destination)
         traffic = sum(route.dollars_per_gigabyte for route in routes) / GIGABYTE
         ways[source, destination] = Way(way.fixed * rate, way.per_byte * rate + traffic)
@@ -247,21 +250,41 @@ def _dollars(hardware: Hardware, places: Sequence[int], seconds: Figure) -> Figu
 
 
 def _ways(hardware: Hardware, places: Sequence[int]) -> dict[tuple[int, int], Way]:
-    """Seconds of every copy that can occur."""
+    """Seconds of every copy that can occur, and of taking its result.
+
+    What is known is how long it takes from each device to each reader. Readers in one memory share
+    the copy: that is as much as the least of them takes. What one takes more is its own.
+    """
     ways = {}
-    count = max(places) + 1
     for source in (HOST, *range(len(places))):
-        own = 0 if source == HOST else places[source]
-        for destination in range(count):
-            if destination != own:
-                ways[source, destination] = _way(hardware, places, source, destination)
-        for device, place in enumerate(places):
-            if place == own and source not in (HOST, device):
-                profile = hardware.models[hardware.names[device]].profile
-                ways[source, count + device] = _measured_way(hardware, source, device) or Way(
-                    profile.handoff_seconds, profile.handoff_per_byte
-                )
+        for place in range(max(places) + 1):
+            readers = _readers(places, source, place)
+            whole = {reader: _way(hardware, places, source, reader) for reader in readers}
+            copy = Way(0.0, 0.0)
+            if place != place_of(places, source):
+                copy = least_of(whole.values())
+                ways[source, place] = copy
+            for reader, way in whole.items():
+                own = Way(way.fixed - copy.fixed, way.per_byte - copy.per_byte)
+                if own != Way(0.0, 0.0):
+                    ways[source, taker_of(places, reader)] = own
     return ways
+
+
+def _readers(places: Sequence[int], source: int, place: int) -> list[int]:
+    """Who may read what comes from elsewhere: the devices of a memory, and the caller."""
+    devices = [device for device, own in enumerate(places) if own == place and device != source]
+    if place:
+        return devices
+    if source == HOST:  # inputs are in the host's memory
+        return []
+    return [HOST, *devices] if place_of(places, source) else devices
+
+
+def least_of(ways: Iterable[Way]) -> Way:
+    """The least that each share of some ways costs."""
+    rows = [(way.fixed, way.per_byte) for way in ways]
+    return Way(*map(min, zip(*rows, strict=True)))
 
 
 def _measured_way(hardware: Hardware, source: int, device: int) -> Way | None:
@@ -277,12 +300,16 @@ def _measured_way(hardware: Hardware, source: int, device: int) -> Way | None:
     return Way(route.latency_seconds, 1 / route.bytes_per_second)
 
 
-def _way(hardware: Hardware, places: Sequence[int], source: int, destination: int) -> Way:
-    """Seconds of a copy. To the host it may be the caller who reads, so it is no pair's."""
-    if source != HOST and destination:
-        measured = _measured_way(hardware, source, places.index(destination))
+def _way(hardware: Hardware, places: Sequence[int], source: int, reader: int) -> Way:
+    """Seconds until a reader begins with a tensor of another, as measured if it was."""
+    if HOST not in (source, reader):
+        measured = _measured_way(hardware, source, reader)
         if measured is not None:
             return measured
+    destination = place_of(places, reader)
+    if destination == place_of(places, source):
+        profile = hardware.models[hardware.names[reader]].profile
+        return Way(profile.handoff_seconds, profile.handoff_per_byte)
     routes = _routes(hardware, places, source, destination)
     waiting = 0.0
     if source != HOST:
@@ -299,7 +326,7 @@ def _routes(
     """The links that a copy takes: the direct one, or through the host's memory."""
     if destination > max(places):
         return []
-    own = 0 if source == HOST else places[source]
+    own = place_of(places, source)
     direct = _direct(hardware, places, own, destination)
     if direct is not None:
         return [direct]

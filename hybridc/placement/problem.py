@@ -1,13 +1,13 @@
 """The problem of placement, in numbers only: what solvers get and what every plan is judged by.
 
 Groups of nodes run on devices. A tensor is copied to each place (a memory) in which it is read and
-was not computed, once for each, however many read it there. Devices that share a memory hand
-tensors over without a copy, at the price of a call. The model's inputs start in the host's memory,
-and its outputs end there.
+was not computed, once for each, however many read it there. Beside that each device that reads it
+takes it, once, however many groups do so there: that is all that passing on within one memory
+costs. The model's inputs start in the host's memory, and its outputs end there.
 
-                      +--> group on cuda:0 --+
-    tensor on llvm:0 -+                      +--> both read one copy
-                      +--> group on cuda:0 --+
+                      ,--> llvm:0 takes it --> group, group
+    tensor on cuda:0 --copy to the host--+--> llvm:1 takes it --> group
+                                         `--> the caller
 
 The latency of a plan is the sum over its groups and copies, and what any run takes besides: the
 time of a run whose parts wait for each other. The loader's executor runs branches on different
@@ -17,8 +17,10 @@ devices and links work at once on different inputs, and the busiest decides.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LATENCY = "latency"
@@ -90,7 +92,7 @@ class Figure:
     Attributes:
         groups: Price of each group on each device.
         ways: Price of a copy by source device (or ``HOST``) and destination, see
-            :meth:`Problem.destination`.
+            :meth:`Problem.destinations`; all figures of a problem have the same ways.
         once: Price of a run, wherever its groups are.
     """
 
@@ -139,20 +141,27 @@ class Problem:
 
     def place(self, device: int) -> int:
         """The memory that a device, or the caller, works in."""
-        return 0 if device == HOST else self.places[device]
+        return place_of(self.places, device)
 
-    def destination(self, source: int, reader: int) -> int | None:
-        """Where a tensor has to go to be read; readers with the same destination share the copy.
+    def destinations(self, source: int, reader: int) -> tuple[int, ...]:
+        """Where a tensor has to go to be read; each is paid for once, whoever shares it.
 
         Returns:
-            ``None`` if it is there already; the place's number; or for a device in the same
-            memory, the number of places plus the device's number.
+            The reader's place, if the tensor is not there; and the reader itself, if it takes
+            tensors of this source at a price.
         """
-        if self.place(source) != self.place(reader):
-            return self.place(reader)
-        if source == reader or HOST in (source, reader):
-            return None
-        return max(self.places) + 1 + reader
+        return self._destinations[source, reader]
+
+    @functools.cached_property
+    def _destinations(self) -> Mapping[tuple[int, int], tuple[int, ...]]:
+        ways = self.figure.ways
+        found = {}
+        for source, reader in itertools.product((HOST, *range(len(self.devices))), repeat=2):
+            place, taker = self.place(reader), taker_of(self.places, reader)
+            moved = (place,) if self.place(source) != place else ()
+            taken = (taker,) if source != reader and (source, taker) in ways else ()
+            found[source, reader] = (*moved, *taken)
+        return found
 
     def copies(self, placement: Sequence[int]) -> Iterator[tuple[Tensor, int, int]]:
         """Each copy of a placement: the tensor, the device it comes from, and the destination."""
@@ -166,8 +175,27 @@ class Problem:
         readers = [placement[reader] for reader in tensor.readers]
         if tensor.is_output:
             readers.append(HOST)
-        destinations = (self.destination(source, reader) for reader in readers)
-        return [(source, q) for q in sorted({q for q in destinations if q is not None})]
+        return [(source, q) for q in self.needed(source, readers)]
+
+    def needed(self, source: int, readers: Iterable[int]) -> list[int]:
+        """All destinations of a tensor that some devices, or the caller, read."""
+        return sorted({q for reader in readers for q in self.destinations(source, reader)})
+
+
+def place_of(places: Sequence[int], device: int) -> int:
+    """The memory that a device, or the caller, works in."""
+    return 0 if device == HOST else places[device]
+
+
+def taker_of(places: Sequence[int], reader: int) -> int:
+    """The destination that a device, or the caller, is itself; above those of all places."""
+    return max(places) + 2 + reader
+
+
+def reader_of(places: Sequence[int], destination: int) -> int | None:
+    """The device, or the caller, that a destination is; ``None`` if it is a place."""
+    count = max(places) + 1
+    return None if destination < count else destination - count - 1
 
 
 @dataclass(frozen=True)
@@ -196,8 +224,8 @@ def total(problem: Problem, name: str, placement: Sequence[int]) -> float:
 def busy(problem: Problem, placement: Sequence[int]) -> dict[str, float]:
     """Seconds that each device and each link works for one input.
 
-    A link is called after the two memories that it joins; handing over within one memory is the
-    work of the device that takes.
+    A link is called after the two memories that it joins; taking a tensor is the work of the device
+    that does so.
     """
     figure = problem.figures[SECONDS]
     found = dict.fromkeys(problem.devices, 0.0)
@@ -211,10 +239,11 @@ def busy(problem: Problem, placement: Sequence[int]) -> dict[str, float]:
 
 def resource(problem: Problem, source: int, destination: int) -> str:
     """What is busy with a copy: a device's name, or that of a link."""
-    places = max(problem.places) + 1
-    if destination >= places:
-        return problem.devices[destination - places]
-    return f"{place_name(problem, problem.place(source))}->{place_name(problem, destination)}"
+    reader = reader_of(problem.places, destination)
+    if reader is not None and reader != HOST:
+        return problem.devices[reader]
+    place = problem.place(HOST) if reader == HOST else destination
+    return f"{place_name(problem, problem.place(source))}->{place_name(problem, place)}"
 
 
 def place_name(problem: Problem, place: int) -> str:

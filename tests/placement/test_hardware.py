@@ -19,7 +19,16 @@ from hybridc.placement.cost_graph import CostGraph, make_cost_graph
 from hybridc.placement.group import make_groups
 from hybridc.placement.hardware import Hardware, load_hardware, make_problem
 from hybridc.placement.moves import change_of_move, tensors_of
-from hybridc.placement.problem import DOLLARS, HOST, SECONDS, objective, total
+from hybridc.placement.problem import (
+    DOLLARS,
+    HOST,
+    SECONDS,
+    Tensor,
+    busy,
+    objective,
+    taker_of,
+    total,
+)
 from tests.models import branched_model, make_model, node
 from tests.placement.graphs import models
 from tests.placement.solvers.problems import make_problem as random_problem
@@ -68,10 +77,11 @@ def test_ways():
     assert seconds[0, 1] == seconds[HOST, 1] == (2e-6, 0.5e-9)
     assert seconds[2, 0] == pytest.approx((1e-5 + 1e-6, 1e-9))
     assert seconds[2, 2] == pytest.approx((1e-5 + 1e-6 + 2e-6, 1.5e-9)), "through the host"
-    assert seconds[0, 3 + 1] == (HANDOFF_SECONDS, 1e-9), "through memory"
-    assert problem.destination(0, 1) == 4
-    assert problem.destination(0, HOST) is problem.destination(HOST, 1) is None
-    assert problem.destination(2, 0) == problem.destination(2, HOST) == 0
+    taker = taker_of(problem.places, 1)
+    assert seconds[0, taker] == (HANDOFF_SECONDS, 1e-9), "through memory"
+    assert problem.destinations(0, 1) == (taker,)
+    assert problem.destinations(0, HOST) == problem.destinations(HOST, 1) == ()
+    assert problem.destinations(2, 0) == problem.destinations(2, HOST) == (0,)
 
 
 def test_a_link_that_was_given_counts():
@@ -82,20 +92,80 @@ def test_a_link_that_was_given_counts():
     assert ways[1, 0].fixed == pytest.approx(1.1e-5)
 
 
+def price_of(problem, source, reader, count=100):
+    """What one reader pays."""
+    ways = problem.figures[SECONDS].ways
+    return sum(ways[source, q].price(count) for q in problem.destinations(source, reader))
+
+
 def test_measured_handoffs_count_where_both_ends_know_each_other():
     route = Route(5.0, 0.5)
-    cpu = dataclasses.replace(CPU, handoffs={"b": route, "c": route})
+    cpu = dataclasses.replace(CPU, handoffs={"b": route, "c": Route(4.0, 0.5)})
     gpu = dataclasses.replace(GPU, handoffs={"a": Route(6.0, 0.25)})
     known = {"a": cpu, "b": dataclasses.replace(CPU, handoffs={"a": route}), "c": gpu}
-    ways = problem_of(hardware(**known)).figures[SECONDS].ways
-    assert (ways[1, 2 + 0].fixed, ways[1, 2 + 0].per_byte) == (5.0, 2.0)
-    assert (ways[0, 1].fixed, ways[0, 1].per_byte) == (6.0, 4.0)
-    assert ways[1, 1] == ways[HOST, 1], "this pair was not measured"
-    assert ways[2, 0].fixed == pytest.approx(1.1e-5), "the caller reads there, too"
-    replaced = problem_of(hardware(**{**known, "c": GPU})).figures[SECONDS].ways
-    assert replaced[0, 1] == replaced[HOST, 1], "of another device"
+    problem = problem_of(hardware(**known))
+    assert price_of(problem, 1, 0) == price_of(problem, 0, 1) == 5.0 + 200
+    assert price_of(problem, 0, 2) == 6.0 + 400
+    assert price_of(problem, 2, 0) == pytest.approx(4.0 + 200), "back, too"
+    assert price_of(problem, 1, 2) == price_of(problem, HOST, 2), "this pair was not measured"
+    assert price_of(problem, 2, 1) == pytest.approx(1.1e-5 + 1e-7), "nor this one"
+    replaced = problem_of(hardware(**{**known, "c": GPU}))
+    assert price_of(replaced, 0, 2) == price_of(replaced, HOST, 2), "of another device"
+    assert price_of(replaced, 2, 0) == pytest.approx(1.1e-5 + 1e-7)
     link = {("a", "c"): Route(7.0, 1.0), ("c", "a"): Route(8.0, 1.0)}
-    assert problem_of(hardware(link, **known)).figures[SECONDS].ways[0, 1].fixed == 7.0
+    linked = problem_of(hardware(link, **known)).figures[SECONDS].ways
+    assert (linked[0, 1].fixed, linked[2, 0].fixed) == (7.0, pytest.approx(8.0 + 1e-5))
+
+
+def with_handoffs(**latencies):
+    """Two CPUs, to which a GPU hands over in times that were measured."""
+    gpu = dataclasses.replace(GPU, handoffs={name: Route(1.0, 1e9) for name in latencies})
+    cpus = {
+        name: dataclasses.replace(CPU, handoffs={"g": Route(latency, 1e8)})
+        for name, latency in latencies.items()
+    }
+    return hardware(**cpus, g=gpu)
+
+
+@pytest.mark.parametrize("latencies", [(3.0, 2.0), (1e-6, 2.0), (0.0, 0.0)])
+def test_readers_in_one_memory_share_the_copy(latencies):
+    """Each alone pays what was measured; together they pay the copy once, and each its rest."""
+    problem = problem_of(with_handoffs(**dict(zip("ab", latencies, strict=True))))
+    caller, rates = 1.1e-5, (1e-9, 1e-8, 1e-8)
+    wholes = dict(zip((HOST, 0, 1), (caller, *latencies), strict=True))
+    copy = problem.figures[SECONDS].ways[2, 0]
+    assert (copy.fixed, copy.per_byte) == pytest.approx((min(wholes.values()), min(rates)))
+    for (reader, fixed), rate in zip(wholes.items(), rates, strict=True):
+        assert price_of(problem, 2, reader) == pytest.approx(fixed + 100 * rate)
+    tensor = Tensor("t", 100, 0, (1, 2, 3), True)
+    known = dataclasses.replace(problem, groups=("g",) * 4, tensors=(tensor,))
+    ways = problem.figures[SECONDS].ways
+    paid = [ways[a, q].price(t.bytes) for t, a, q in known.copies((2, 0, 1, 1))]
+    alone = [fixed + 100 * rate for fixed, rate in zip(wholes.values(), rates, strict=True)]
+    assert math.fsum(paid) == pytest.approx(math.fsum(alone) - 2 * copy.price(100))
+
+
+def test_who_is_busy_with_what_comes_from_a_gpu():
+    """The link with the copy, and each CPU with taking it."""
+    figure = problem_of(with_handoffs(a=3.0, b=2.0)).figures[SECONDS]
+    problem = dataclasses.replace(
+        problem_of(with_handoffs(a=3.0, b=2.0)),
+        groups=("g",) * 3,
+        tensors=(Tensor("t", 0, 0, (1, 2)),),
+        figures={SECONDS: dataclasses.replace(figure, groups=((0.0,) * 3,) * 3)},
+    )
+    found = busy(problem, (2, 0, 1))
+    expected = {"a": 3.0 - 1.1e-5, "b": 2.0 - 1.1e-5, "g": 0.0, "g->host": 1.1e-5}
+    assert found == pytest.approx(expected)
+
+
+def test_taking_costs_the_time_of_both_ends():
+    gpu = dataclasses.replace(GPU, dollars_per_hour=3600.0, handoffs={"a": Route(1.0, 1e9)})
+    cpu = dataclasses.replace(CPU, dollars_per_hour=7200.0, handoffs={"g": Route(3.0, 1e9)})
+    problem = problem_of(hardware(a=cpu, g=gpu))
+    dollars = problem.figures[DOLLARS].ways
+    assert dollars[1, 0].fixed == pytest.approx(1.1e-5), "the caller's memory has no price"
+    assert dollars[1, taker_of(problem.places, 0)].fixed == pytest.approx(3 * (3.0 - 1.1e-5))
 
 
 def test_two_machines():

@@ -189,8 +189,7 @@ def _add_tensor(model: _Model, index: int, tensor: Tensor) -> None:
         pairs = _tie(model, producer, model.runs[reader])
         if len(tensor.readers) == 1 and not tensor.is_output:
             for (source, device), variable in pairs.items():
-                destination = problem.destination(source, device)
-                if destination is not None:
+                for destination in problem.destinations(source, device):
                     model.copies.setdefault((index, source, destination), []).append(variable)
             continue
         for source in producer:
@@ -215,8 +214,7 @@ def _need(model: _Model, index: int, source: int, readers: Iterable[tuple[int, i
     program = model.program
     wanted: dict[int, list[int]] = {}
     for device, variable in readers:
-        destination = model.problem.destination(source, device)
-        if destination is not None:
+        for destination in model.problem.destinations(source, device):
             wanted.setdefault(destination, []).append(variable)
     for destination, variables in wanted.items():
         key = (index, source, destination)

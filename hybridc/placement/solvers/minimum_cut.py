@@ -21,6 +21,7 @@ others held where it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -127,18 +128,15 @@ def _add_tensor(
     for side, source in enumerate(_sources(tensor, placement, pair, free)):
         if source is None:
             continue
-        held = _held_destinations(problem, tensor, source, placement, free)
+        held = set(_held_destinations(problem, tensor, source, placement, free))
         producer: object = ("source", "sink")[side] if tensor.source not in free else tensor.source
         if tensor.source in free:
-            fixed = sum(_price(problem, tensor, source, q) for q in held)
+            fixed = _price(problem, tensor, source, held)
             network.add(*_along(side, producer, ("sink", "source")[side]), fixed)
-        wanted = [problem.destination(source, device) for device in pair]
-        if wanted[0] == wanted[1]:  # wherever the readers run, the same copy serves them
-            continue
-        for other, destination in enumerate(wanted):
-            if destination is None or destination in held:
-                continue
-            price = _price(problem, tensor, source, destination)
+        wanted = [set(problem.destinations(source, device)) - held for device in pair]
+        for other, destinations in enumerate(wanted):
+            # What readers need on either device is needed anyway.
+            price = _price(problem, tensor, source, destinations - wanted[1 - other])
             start = producer if tensor.source in free else ("sink", "source")[other]
             _add_copy(network, (index, side, other), start, other, price, tensor, free)
 
@@ -154,12 +152,12 @@ def _sources(
 
 def _held_destinations(
     problem: Problem, tensor: Tensor, source: int, placement: Sequence[int], free: set[int]
-) -> set[int]:
+) -> list[int]:
     """Where the tensor has to go in any case, for readers that do not move."""
     readers = [placement[reader] for reader in tensor.readers if reader not in free]
     if tensor.is_output:
         readers.append(HOST)
-    return {q for q in (problem.destination(source, r) for r in readers) if q is not None}
+    return problem.needed(source, readers)
 
 
 def _add_copy(
@@ -187,8 +185,9 @@ def _along(side: int, tail: object, head: object) -> tuple[object, object]:
     return (tail, head) if side == 0 else (head, tail)
 
 
-def _price(problem: Problem, tensor: Tensor, source: int, destination: int) -> float:
-    return problem.figure.ways[source, destination].price(tensor.bytes)
+def _price(problem: Problem, tensor: Tensor, source: int, destinations: Iterable[int]) -> float:
+    ways = problem.figure.ways
+    return math.fsum(ways[source, q].price(tensor.bytes) for q in destinations)
 
 
 def _sink_side(network: _Network) -> set[object]:

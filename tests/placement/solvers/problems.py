@@ -17,6 +17,7 @@ from hybridc.placement.problem import (
     Tensor,
     Way,
     objective,
+    taker_of,
 )
 
 PLACES = {
@@ -27,15 +28,19 @@ PLACES = {
 }
 
 
-def make_ways(places, source):
-    """A price for every copy that can occur, all different."""
-    count = max(places) + 1
+def make_keys(places, source):
+    """Every copy that can occur, and takers that are paid for: all of them, some, or none."""
     ends = [HOST, *range(len(places))]
-    destinations = [*range(count), *range(count, count + len(places))]
+    share = source.choice((0.0, 0.5, 1.0))
+    copies = [(a, place) for a in ends for place in range(max(places) + 1)]
+    takers = [(a, taker_of(places, b)) for a in ends for b in ends if source.random() < share]
+    return copies + takers
+
+
+def make_ways(keys, source):
+    """A price for each way."""
     return {
-        (a, q): Way(source.choice((0, 1, 2, 5)) / 7, source.choice((0, 1, 3)) / 11)
-        for a in ends
-        for q in destinations
+        key: Way(source.choice((0, 1, 2, 5)) / 7, source.choice((0, 1, 3)) / 11) for key in keys
     }
 
 
@@ -61,6 +66,7 @@ def make_problem(seed, devices, groups, objective_name="latency", forbid=0.2):
         some = {d for d in range(devices) if source.random() >= forbid}
         allowed.append(frozenset(some or {source.randrange(devices)}))
     figures = {}
+    keys = make_keys(places, source)
     for name in (SECONDS, JOULES, DOLLARS):
         rows = [[source.randint(0, 20) / 3 for _ in range(devices)] for _ in range(groups)]
         kept = [
@@ -68,7 +74,7 @@ def make_problem(seed, devices, groups, objective_name="latency", forbid=0.2):
             for row, a in zip(rows, allowed, strict=True)
         ]
         once = 2.5 * (seed % 3)
-        figures[name] = Figure(tuple(kept), make_ways(places, source), once)
+        figures[name] = Figure(tuple(kept), make_ways(keys, source), once)
     return Problem(
         devices=tuple(f"d{i}" for i in range(devices)),
         places=places,
@@ -102,8 +108,11 @@ def brute_force(problem):
     return min(objective(problem, placement) for placement in placements(problem))
 
 
-def make_large(groups, devices, seed=0):
-    """A deep network of short branches, as real models are, over devices with a memory each."""
+def make_large(groups, devices, seed=0, places=None, takers=()):
+    """A deep network of short branches, as real models are, over devices with a memory each.
+
+    Or over devices in some places; and some, or the caller, may take tensors at a price.
+    """
     source = random.Random(seed)
     readers = {g: set() for g in range(groups)}
     for group in range(1, groups):
@@ -114,8 +123,11 @@ def make_large(groups, devices, seed=0):
         for g, r in readers.items()
     ]
     prices = tuple(tuple(source.uniform(0, 7) for _ in range(devices)) for _ in range(groups))
-    places = tuple(range(devices))
-    figure = Figure(prices, make_ways(places, random.Random(1)))
+    places = places or tuple(range(devices))
+    ends = (HOST, *range(devices))
+    own = [taker_of(places, reader) for reader in takers]
+    keys = [(a, q) for a in ends for q in (*range(max(places) + 1), *own)]
+    figure = Figure(prices, make_ways(keys, random.Random(1)))
     return dataclasses.replace(
         make_problem(seed, devices, 2),
         places=places,

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hybridc.placement.problem import (
+    HOST,
     OBJECTIVES,
     SECONDS,
     Figure,
@@ -220,6 +221,14 @@ def test_large_graphs_are_proven(groups, devices, gap):
     problem = make_large(groups, devices)
     found = solve(problem, 600)
     assert found.bound >= objective(problem, found.placement) * (1 - gap)
+
+
+def test_a_large_graph_with_readers_that_share_copies_is_proven():
+    """Two devices and the caller in one memory, which take what was copied there at a price."""
+    places = (0, 0, 1, 2)
+    problem = make_large(300, 4, places=places, takers=(HOST, 0, 1))
+    found = solve(problem, 600)
+    assert found.bound >= objective(problem, found.placement) * 0.99
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Pipelines of consecutive stages."""
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -16,6 +17,7 @@ from hybridc.placement.problem import (
     Way,
     is_feasible,
     objective,
+    taker_of,
 )
 from hybridc.placement.solvers.integer_program import IntegerProgram
 from hybridc.placement.solvers.stages import NEARLY, prefer_stages, stages
@@ -27,11 +29,12 @@ def chain(times, handoff):
     count, devices = len(times), len(times[0])
     inner = [Tensor(f"t{i}", 1, i, (i + 1,)) for i in range(count - 1)]
     ends = [Tensor("x", 1, HOST, (0,)), Tensor("y", 1, count - 1, (), True)]
-    pairs = [(a, 1 + d) for a in range(devices) for d in range(devices) if a != d]
-    ways = {pair: Way(handoff, 0.0) for pair in pairs}
+    places = (0,) * devices
+    pairs = itertools.permutations(range(devices), 2)
+    ways = {(a, taker_of(places, d)): Way(handoff, 0.0) for a, d in pairs}
     return Problem(
         devices=tuple(f"d{i}" for i in range(devices)),
-        places=(0,) * devices,
+        places=places,
         groups=tuple(f"g{i}" for i in range(count)),
         tensors=(*inner, *ends),
         allowed=(frozenset(range(devices)),) * count,
