@@ -8,9 +8,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARM := .cache/arm/finished
+TRITON := .cache/triton/finished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-arm test-gpu nightly fuzz lint types fast format clean system
+.PHONY: help demo test triton test-arm test-gpu nightly fuzz lint types fast format clean system
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -18,7 +19,7 @@ help:  ## Show this list.
 demo: system $(STAMP)  ## Read the text in a picture with two compiled models.
 	$(BIN)/python examples/ocr/main.py
 
-test: system $(STAMP) $(ARM) lint types  ## Lint, type-check, and run all tests.
+test: system $(STAMP) $(ARM) $(TRITON) lint types  ## Lint, type-check, and run all tests.
 	HYBRIDC_KERNEL_CACHE=$(CURDIR)/.cache/kernels $(BIN)/python -m pytest -n 2 --dist worksteal
 
 nightly: $(STAMP)  ## All of ONNX's tests, ten thousand random graphs, and calls to a failing server.
@@ -55,6 +56,8 @@ test-gpu: $(STAMP)  ## Build the bundles for GPU tests and check them on this ma
 		$$($(BIN)/python -c "import platform; print('.'.join(platform.python_version_tuple()[:2]))")
 	PYTHON=$(BIN)/python sh build/gpu/run.sh
 
+triton: $(TRITON)  ## Fetch the Triton server that tests and benchmarks of hybrid bundles use.
+
 clean:  ## Remove what was made here.
 	rm -rf $(VENV) build .cache demo-output *.egg-info
 
@@ -65,6 +68,10 @@ system:
 # Without it, on a machine that is no Debian, the tests that want it are skipped.
 $(ARM): | $(STAMP)
 	-sh tests/arm/prepare.sh $(dir $@) $(BIN)/python
+
+# The same on a machine that is not Linux on x86-64.
+$(TRITON): | $(STAMP)
+	-sh tools/triton-packages $(dir $@) $(BIN)/python
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -1,12 +1,11 @@
 """A model between this machine and a real Triton server, over links of several speeds.
 
-    python benchmarks/remote.py model.onnx --shape batch=1 --packages DIR -o result.json
+    python benchmarks/remote.py model.onnx --shape batch=1 -o result.json
 
-compiles the model with ``--remote``, serves the model repository with the tritonserver that the
-package nvidia-pytriton brings, and calls it through a proxy that shapes the link: so many bits per
-second and so much delay, each way. For each link it measures the plan without the server, the plan
-that sends everything, and what the loader chooses by itself. ``DIR`` holds what Triton's Python
-needs: ``pip install --target DIR hybridc 'numpy<2'``.
+compiles the model with ``--remote``, serves the model repository with the Triton server that
+``make triton`` fetches, and calls it through a proxy that shapes the link: so many bits per second
+and so much delay, each way. For each link it measures the plan without the server, the plan that
+sends everything, and what the loader chooses by itself.
 
 Both ends share this machine: this end has ``--threads`` threads, the server all cores. With
 ``--edge-target llvm:x86-64-v2`` this end is slower too: code without AVX.
@@ -18,19 +17,16 @@ import argparse
 import contextlib
 import functools
 import json
-import os
-import shutil
+import random
 import socket
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -43,6 +39,9 @@ from hybridc.runtime.remote_encoding import BYTE, HALF, TOLERANCE
 from hybridc.runtime.remote_settings import RemoteSettings
 from hybridc.runtime.samples import relative_error
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
 Inputs = Mapping[str, Any]
 Outputs = dict[str, Any]
 
@@ -54,7 +53,7 @@ _QUEUE = 16
 _SETTLE_SECONDS, _KEPT_SECONDS = 20.0, 1.5
 """How long a model may take to choose its plan, and how long it has to have kept it."""
 
-_TURNS, _AS_FAST = 3, 1.05
+_TURNS, _AS_FAST = 6, 1.05
 """How often calls are timed, and the ratio at which once is enough."""
 
 _LIMITS = {"fp32": 1e-3, "fp16": TOLERANCE[HALF], "int8": TOLERANCE[BYTE]}
@@ -129,63 +128,14 @@ def _sleep_until(when: float) -> None:
 
 
 @contextlib.contextmanager
-def triton(repository: Path, packages: Path, scratch: Path) -> Iterator[tuple[str, str]]:
-    """Serve a repository with the package's tritonserver; gives its addresses: gRPC and HTTP."""
-    found = find_spec("pytriton")
-    if found is None or not found.submodule_search_locations:
-        sys.exit("this needs tritonserver; run: pip install 'hybridc[remote-test]'")
-    home = Path(found.submodule_search_locations[0])
-    backends = scratch / "backends"
-    shutil.copytree(home / "tritonserver" / "backends", backends)
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = home / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
-    shutil.copy(stub, backends / "python")
-    for model in (child for child in repository.iterdir() if child.is_dir()):
-        (model / "packages").symlink_to(packages.resolve())
-    grpc, http = (_free_port() for _ in range(2))
-    libraries = [str(home.parent / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
-    options = {
-        "model-repository": repository,
-        "backend-directory": backends,
-        "grpc-address": "127.0.0.1",
-        "grpc-port": grpc,
-        "http-address": "127.0.0.1",
-        "http-port": http,
-        "allow-metrics": "false",
-    }
-    command = [str(home / "tritonserver" / "bin" / "tritonserver")]
-    command += [f"--{name}={value}" for name, value in options.items()]
-    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries)}
-    with open(scratch / "triton.log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        try:
-            _await(process, http, scratch / "triton.log")
-            yield f"127.0.0.1:{grpc}", f"127.0.0.1:{http}"
-        finally:
-            process.terminate()
-            process.wait(60)
+def serve(repository: Path, protocol: str) -> Iterator[str]:
+    """Serve a repository with Triton; gives the address for a protocol, ``grpc`` or ``http``."""
+    from tools import triton
 
-
-def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Wait until Triton says that it is ready."""
-    from urllib.error import URLError
-    from urllib.request import urlopen
-
-    for _ in range(240):
-        if process.poll() is not None:
-            break
-        with (
-            contextlib.suppress(URLError, OSError),
-            urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=1),
-        ):
-            return
-        time.sleep(0.25)
-    sys.exit(f"tritonserver did not start:\n{log.read_text()[-3000:]}")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    if not triton.is_here():
+        sys.exit("this needs a Triton server; run: make triton")
+    with tempfile.TemporaryDirectory() as scratch, triton.serve(repository, Path(scratch)) as own:
+        yield own.grpc if protocol == "grpc" else own.http
 
 
 @dataclass(frozen=True)
@@ -258,7 +208,7 @@ def _medians(
 ) -> list[float]:
     """Median time of each call, with each first result checked.
 
-    While the last is not as fast as the better of the others, all get more time, three times at
+    While the last is not as fast as the better of the others, all get more time, six times at
     most: the median of few calls is not yet what a call takes.
     """
     times: list[list[float]] = [[] for _ in calls]
@@ -280,15 +230,17 @@ def _take_turns(
 ) -> None:
     """Time calls one after another, until each has had five calls and ``seconds`` a turn.
 
-    What takes more than twice of that has had enough.
+    What takes more than twice of that has had enough. Each round has an order of its own: a call
+    here that follows one to the server finds its weights gone from the caches, which both share.
     """
+    order = random.Random(turn)
 
     def is_done(own: Sequence[float]) -> bool:
         spent, budget = sum(own), turn * seconds
         return spent > 2 * budget or (len(own) >= 5 * turn and spent > budget)
 
     while not all(map(is_done, times)):
-        for call, own in zip(calls, times, strict=True):
+        for call, own in order.sample(list(zip(calls, times, strict=True)), len(calls)):
             if is_done(own):
                 continue
             start = time.perf_counter()
@@ -338,7 +290,6 @@ def table(results: Sequence[Result]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What does not depend on the model."""
-    parser.add_argument("--packages", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--link", default="100mbit,0.5ms")
     parser.add_argument("--edge", default="cortex-a76", help="profile of this end")
@@ -366,8 +317,7 @@ def main() -> None:
         with hybridc.load(bundle, threads=options.threads) as model:
             inputs = random_inputs(model, 0)
         results = []
-        with triton(folder / "repository", options.packages, folder) as addresses:
-            address = addresses[options.protocol == "http"]
+        with serve(folder / "repository", options.protocol) as address:
             for result in measure(bundle, address, inputs, options):
                 results.append(result)
                 print(result, flush=True)

@@ -1,6 +1,6 @@
 """Three models between this machine and a real Triton server: over many links, and a changing one.
 
-    python benchmarks/remote_figures.py --packages DIR
+    python benchmarks/remote_figures.py
 
 writes ``benchmarks/results/remote.json`` and ``remote.md``. For each link of a grid of bandwidths
 and round trips: what all here, all on the server and the plan that the loader chose take, and so
@@ -9,7 +9,7 @@ mid-run and returns, and the calls are counted until the loader takes another pl
 at the point where two plans take the same time, where the loader should not swing.
 
 This end runs one thread of code without AVX, as a small computer would; the server has all cores
-and all that the CPU can do. ``benchmarks/remote.py`` says what ``DIR`` is, and what can be set.
+and all that the CPU can do. ``benchmarks/remote.py`` says what it needs, and what can be set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +30,7 @@ import remote
 from remote import Link, Result
 from report import geometric_mean, machine
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
-sys.path.insert(0, str(ROOT / "tools"))
 
 NAMES = ("ppocr-det", "resnet50", "minilm")
 EDGE_TARGET = "llvm:x86-64-v2"
@@ -72,7 +69,7 @@ class Switching:
 
 def find_model(name: str) -> tuple[Path, dict[str, Any]]:
     """The file of a model, and seeded inputs."""
-    import models
+    from tools import models
 
     if name == "resnet50":
         image = np.random.RandomState(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
@@ -100,8 +97,7 @@ def run_model(name: str, options: argparse.Namespace) -> tuple[list[Result], Swi
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         bundle = remote.compile_hybrid(path, folder, own)
-        with remote.triton(folder / "repository", own.packages, folder) as addresses:
-            address = addresses[own.protocol == "http"]
+        with remote.serve(folder / "repository", own.protocol) as address:
             for result in remote.measure(bundle, address, inputs, own):
                 results.append(result)
                 print(name, result, flush=True)

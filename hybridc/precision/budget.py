@@ -2,6 +2,7 @@
 
 relative=0.02         largest error of any output, relative to that output's largest magnitude
 cosine=0.99           smallest cosine between an output and the original's, over the samples
+mean-cosine=0.99      the same, in the mean over the samples
 top1=0.99             share of samples in which the largest element of the last axis is the same
 module:function=0.1   a function (original outputs, new outputs) -> number, at most the bound;
                       it is called for each sample, and the mean over the samples counts
@@ -137,5 +138,6 @@ def _mean(values: list[float]) -> float:
 _METRICS: dict[str, tuple[Measure, Fold, bool]] = {
     "relative": (relative_error, max, False),
     "cosine": (cosine, min, True),
+    "mean-cosine": (cosine, _mean, True),
     "top1": (top1, _mean, True),
 }

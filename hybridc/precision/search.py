@@ -191,6 +191,17 @@ def has_room(budget: Budget, value: float) -> bool:
     return value <= USED * budget.bound
 
 
+def is_lost(budget: Budget, values: Sequence[float], count: int) -> bool:
+    """Whether the budget cannot be kept any more, whatever the rest of ``count`` samples give.
+
+    A user's own metric may fall below zero, so that its mean is known at the end only.
+    """
+    if budget.is_of_worst:
+        return not has_room(budget, values[-1])
+    best = sum(values) + (count - len(values))
+    return budget.at_least and not has_room(budget, best / count)
+
+
 def _checker(
     calibrated: Calibrated, samples: Sequence[Sample], budget: Budget
 ) -> Callable[[list[str]], bool]:
@@ -203,7 +214,7 @@ def _checker(
         values: list[float] = []
         for place, (sample, before) in enumerate(pairs):
             values.append(float(budget.measure(before, run(sample))))
-            if budget.is_of_worst and not has_room(budget, values[-1]):
+            if is_lost(budget, values, len(pairs)):
                 pairs.insert(0, pairs.pop(place))  # others are likely to break there, too
                 return False
         return has_room(budget, budget.fold(values))

@@ -9,12 +9,14 @@ from xml.etree import ElementTree
 import onnx
 import pytest
 from hybridc.targets.protocol import Device
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from hybridc.precision.budget import parse_budget
+from hybridc.precision.budget import Budget, parse_budget
 from hybridc.precision.costs import predict
 from hybridc.precision.curve import as_json, as_svg, as_table
 from hybridc.precision.samples import load_samples
-from hybridc.precision.search import fitting, has_room, search
+from hybridc.precision.search import USED, fitting, has_room, is_lost, search
 from hybridc.precision.static import calibrate_model
 from tests.models import save
 from tests.precision.data import network, samples, write_samples
@@ -74,9 +76,19 @@ def test_layers_behind_one_that_does_not_fit_are_tried():
     assert fitting("abcde", is_kept) == ["b", "c", "d"]
 
 
-def test_only_metrics_of_the_worst_sample_are_broken_by_one():
-    worst = {text: parse_budget(text).is_of_worst for text in ("cosine=1", "relative=0", "top1=1")}
-    assert worst == {"cosine=1": True, "relative=0": True, "top1=1": False}
+@given(st.lists(st.floats(0.9, 1), min_size=1, max_size=30), st.floats(0.9, 0.9999))
+@pytest.mark.parametrize("metric", ["cosine", "mean-cosine", "top1"])
+def test_a_budget_is_given_up_only_if_it_cannot_be_kept(metric, values, bound):
+    budget = parse_budget(f"{metric}={bound}")
+    prefixes = [values[:count] for count in range(1, len(values) + 1)]
+    lost = [is_lost(budget, prefix, len(values)) for prefix in prefixes]
+    assume(abs(1 - budget.fold(values) - USED * (1 - bound)) > 1e-9)
+    assert any(lost) == (not has_room(budget, budget.fold(values)))
+
+
+def test_a_metric_that_may_fall_below_zero_is_never_given_up():
+    budget = Budget("own:metric", 0.1, lambda old, new: 0.0, sum, at_least=False)
+    assert not is_lost(budget, [1e9], 2)
 
 
 def test_a_part_of_the_budget_is_left_for_other_samples():

@@ -14,7 +14,12 @@ NEW = {"y": np.array([[1.0, -4.0, 1.5], [0.0, 5.0, 3.0]], np.float32)}
 
 @pytest.mark.parametrize(
     ("metric", "expected"),
-    [("relative", 1.0), ("top1", 0.5), ("cosine", 34 / np.sqrt(31 * 53.25))],
+    [
+        ("relative", 1.0),
+        ("top1", 0.5),
+        ("cosine", 34 / np.sqrt(31 * 53.25)),
+        ("mean-cosine", 34 / np.sqrt(31 * 53.25)),
+    ],
 )
 def test_metrics(metric, expected):
     budget = parse_budget(f"{metric}=0.9")
@@ -26,6 +31,8 @@ def test_the_worst_sample_counts_for_bounds_and_the_mean_for_shares():
     pairs = [(OLD, OLD), (OLD, NEW)]
     assert parse_budget("relative=1").of(pairs) == 1.0
     assert parse_budget("top1=1").of(pairs) == 0.75
+    worst = parse_budget("cosine=1").of(pairs)
+    assert parse_budget("mean-cosine=1").of(pairs) == pytest.approx((1 + worst) / 2)
 
 
 def test_what_is_kept():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import hybridc
 from tests.models import make_model, node, save
@@ -70,6 +71,26 @@ def compile_hybrid(folder: Path, *options: str, batch: str = "1") -> Hybrid:
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
     folder = tmp_path_factory.mktemp("hybrid")
     return compile_hybrid(folder, *SERVER, "--private", "x", "--release", "map")
+
+
+@pytest.fixture(scope="session")
+def tensors(hybrid: Hybrid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The private input, what is computed from it before the release, and what is released.
+
+    They are computed by the same code, so that they are equal bit by bit.
+    """
+    folder = tmp_path_factory.mktemp("stem")
+    model = hybrid_model()
+    del model.graph.node[2:], model.graph.output[:]
+    for name in ("a", "map"):
+        shape = ("batch", 8, 24, 24)
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    save(model, folder / "stem.onnx")
+    place = ("-o", folder / "stem.hyb", "--shape", "batch=1")
+    assert run_hybridc("compile", folder / "stem.onnx", *place).code == 0
+    with hybridc.load(folder / "stem.hyb") as stem:
+        found = {"x": hybrid.x, **stem(x=hybrid.x)}
+    return {name: array.tobytes() for name, array in found.items()}
 
 
 @pytest.fixture(scope="session")

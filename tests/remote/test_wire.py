@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from onnx import TensorProto, helper
 
 import hybridc
 from hybridc.runtime.remote_settings import RemoteSettings
-from tests.models import save
 from tests.remote.certificates import secure
-from tests.remote.conftest import Hybrid, hybrid_model
 from tests.remote.http_server import HttpServer
 from tests.remote.proxy import Proxy
 from tests.remote.server import CRASH, GARBAGE, Server
-from tests.support import hybridc as run_hybridc
 
 RUN = 64
 """Bytes in a row that would give something away."""
-
-
-@pytest.fixture(scope="module")
-def tensors(hybrid: Hybrid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The private input, what is computed from it before the release, and what is released.
-
-    They are computed by the same code, so that they are equal bit by bit.
-    """
-    folder = tmp_path_factory.mktemp("stem")
-    model = hybrid_model()
-    del model.graph.node[2:], model.graph.output[:]
-    for name in ("a", "map"):
-        shape = ("batch", 8, 24, 24)
-        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-    save(model, folder / "stem.onnx")
-    place = ("-o", folder / "stem.hyb", "--shape", "batch=1")
-    assert run_hybridc("compile", folder / "stem.onnx", *place).code == 0
-    with hybridc.load(folder / "stem.hyb") as stem:
-        found = {"x": hybrid.x, **stem(x=hybrid.x)}
-    return {name: array.tobytes() for name, array in found.items()}
 
 
 def leaks(secret: bytes, captured: bytes, known: bytes = b"") -> list[int]:

@@ -1,0 +1,181 @@
+"""Two hosts on one machine: network namespaces with a cable between them, and what crosses it.
+
+    edge namespace                          server namespace
+    10.213.0.1  veth ====== tbf ====== veth  10.213.0.2
+    the loader, one core    ^                Triton
+                            capture: every frame, as it is on the cable
+
+Wants Linux and root. The capture reads the edge's end of the cable, puts each TCP stream's bytes
+into their order, and fails where one is missing, so that it cannot overlook anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+EDGE_ADDRESS, SERVER_ADDRESS = "10.213.0.1", "10.213.0.2"
+
+_ALL_PROTOCOLS, _IPV4, _TCP = 0x0003, 0x0800, 6
+_LARGEST_FRAME = 1 << 18
+_BUFFER = 1 << 26
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Both namespaces.
+
+    Attributes:
+        edge: What a command starts with to run at the edge.
+        server: The same for the server.
+        interface: The edge's end of the cable.
+    """
+
+    edge: Sequence[str]
+    server: Sequence[str]
+    interface: str
+
+
+def reason_not_here() -> str | None:
+    """Why there can be no namespaces; ``None`` if there can."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces want Linux and root"
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        return "network namespaces want the package iproute2"
+    name = f"hybridc-try-{os.getpid()}"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+        return "this machine allows no network namespaces"
+    _run(f"ip netns delete {name}")
+    return None
+
+
+@contextlib.contextmanager
+def two_hosts(megabits: float) -> Iterator[Hosts]:
+    """Two namespaces with a cable of so many Mbit/s each way."""
+    own = os.getpid()
+    edge, server = f"hybridc-edge-{own}", f"hybridc-server-{own}"
+    ends = {edge: (f"hce{own}", EDGE_ADDRESS), server: (f"hcs{own}", SERVER_ADDRESS)}
+    try:
+        for name in ends:
+            _run(f"ip netns add {name}")
+        (one, _), (other, _) = ends.values()
+        _run(f"ip link add {one} netns {edge} type veth peer name {other} netns {server}")
+        for name, (end, address) in ends.items():
+            inside = f"ip netns exec {name}"
+            _run(f"{inside} ip address add {address}/30 dev {end}")
+            _run(f"{inside} ip link set {end} up")
+            _run(f"{inside} ip link set lo up")
+            limit = f"rate {megabits}mbit burst 256kbit latency 400ms"
+            _run(f"{inside} tc qdisc add dev {end} root tbf {limit}")
+        prefixes = (["ip", "netns", "exec", name] for name in ends)
+        yield Hosts(*prefixes, interface=one)
+    finally:
+        for name in ends:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True)
+
+
+@contextlib.contextmanager
+def capture(hosts: Hosts, file: Path) -> Iterator[None]:
+    """Write every frame that passes the edge's end of the cable to a file."""
+    command = [*hosts.edge, sys.executable, __file__, hosts.interface, str(file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    try:
+        yield
+    finally:
+        process.communicate(timeout=30)  # the end of its input is the end of the capture
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A TCP segment: its ports, its first byte's number, whether it opens a stream, contents."""
+
+    ports: tuple[int, int]
+    sequence: int
+    opens: bool
+    data: bytes
+
+
+def streams(file: Path, source: str) -> list[bytes]:
+    """The bytes of each TCP stream that a host sent, in their order.
+
+    Raises:
+        ValueError: Some of a stream were not captured.
+    """
+    found: dict[tuple[int, int], list[_Segment]] = {}
+    for frame in _frames(file.read_bytes()):
+        segment = _segment(frame, socket.inet_aton(source))
+        if segment is not None:
+            found.setdefault(segment.ports, []).append(segment)
+    return [_joined(own) for own in found.values()]
+
+
+def _frames(data: bytes) -> Iterator[bytes]:
+    place = 0
+    while place < len(data):
+        (length,) = struct.unpack_from("!I", data, place)
+        yield data[place + 4 : place + 4 + length]
+        place += 4 + length
+
+
+def _segment(frame: bytes, source: bytes) -> _Segment | None:
+    """The TCP segment from a host in a frame: RFC 791, section 3.1; RFC 9293, section 3.1."""
+    if struct.unpack_from("!H", frame, 12)[0] != _IPV4:
+        return None
+    length = struct.unpack_from("!H", frame, 16)[0]
+    if frame[23] != _TCP or frame[26:30] != source:
+        return None
+    start = 14 + (frame[14] & 15) * 4
+    sequence, offset, flags = struct.unpack_from("!I4xBB", frame, start + 4)
+    data = frame[start + (offset >> 4) * 4 : 14 + length if length else None]
+    opens = bool(flags & 2)  # which takes a number too
+    return _Segment(struct.unpack_from("!HH", frame, start), sequence + opens, opens, data)
+
+
+def _joined(segments: Sequence[_Segment]) -> bytes:
+    """Contents in their order; what was sent again counts once."""
+    origin = next((own.sequence for own in segments if own.opens), None)
+    if origin is None:
+        raise ValueError("the start of a stream was not captured")
+    stream = bytearray()
+    filled = [own for own in segments if own.data]  # the end of a stream takes a number, too
+    for place, data in sorted(((own.sequence - origin) % 2**32, own.data) for own in filled):
+        if place > len(stream):
+            raise ValueError(f"{place - len(stream)} bytes of a stream were not captured")
+        stream[place : place + len(data)] = data
+    return bytes(stream)
+
+
+def _record(interface: str, file: str) -> None:
+    """Write frames, each behind its length, until the standard input ends."""
+    import select
+
+    reader = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS))
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+    reader.bind((interface, 0))
+    print("ready", flush=True)
+    with open(file, "wb") as output:
+        while True:
+            ready, _, _ = select.select([reader, sys.stdin], [], [])
+            if reader in ready:
+                frame = reader.recv(_LARGEST_FRAME)
+                output.write(struct.pack("!I", len(frame)) + frame)
+            elif ready:
+                break
+
+
+if __name__ == "__main__":
+    _record(*sys.argv[1:])
