@@ -90,16 +90,23 @@ def serve(
     }
     server = HOME / "server" / "pytriton" / "tritonserver" / "bin" / "tritonserver"
     command = [*prefix, str(server), *(f"--{n}={value}" for n, value in own.items()), *options]
+    log = scratch / "triton.log"
+    with _linked(repository, packages), _running(command, log) as process:
+        _await(process, [*prefix, sys.executable, "-c", _ASK], f"{host}:{http}", log)
+        yield Triton(f"{host}:{grpc}", f"{host}:{http}", packages)
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     libraries = (HOME / "server" / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR"))
     environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
-    with open(scratch / "triton.log", "w") as log, _linked(repository, packages):
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        try:
-            _await(process, [*prefix, sys.executable, "-c", _ASK], f"{host}:{http}", scratch)
-            yield Triton(f"{host}:{grpc}", f"{host}:{http}", packages)
-        finally:
-            process.terminate()
-            process.wait(60)
+    with open(log, "w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 @contextlib.contextmanager
@@ -133,7 +140,7 @@ def _free_ports(count: int) -> list[int]:
         return [int(listener.getsockname()[1]) for listener in made]
 
 
-def _await(process: subprocess.Popen[bytes], ask: Sequence[str], place: str, scratch: Path) -> None:
+def _await(process: subprocess.Popen[bytes], ask: Sequence[str], place: str, log: Path) -> None:
     """Wait until the server says that it is ready."""
     command = [*ask, f"http://{place}/v2/health/ready"]
     end = time.monotonic() + _READY_SECONDS
@@ -141,5 +148,5 @@ def _await(process: subprocess.Popen[bytes], ask: Sequence[str], place: str, scr
         if subprocess.run(command, capture_output=True, check=False).returncode == 0:
             return
         time.sleep(0.1)
-    text = (scratch / "triton.log").read_text(errors="replace")[-3000:]
+    text = log.read_text(errors="replace")[-3000:]
     raise RuntimeError(f"the Triton server did not start:\n{text}")

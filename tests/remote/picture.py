@@ -28,7 +28,7 @@ import onnxruntime
 
 import hybridc
 from tests.models import save
-from tests.remote.test_wire import leaks
+from tests.remote.test_wire import RUN
 from tests.remote.two_hosts import EDGE_ADDRESS, SERVER_ADDRESS, capture, streams, two_hosts
 from tests.support import hybridc as run_hybridc
 from tools.models import model_feeds, model_path
@@ -73,13 +73,34 @@ def upper(data: bytes, start: int = 0) -> bytes:
     return (words & 0xFFFFFF00).astype("<u4").tobytes()
 
 
-def is_found(versions: Sequence[bytes], known: Sequence[bytes], captured: bytes) -> bool:
-    """Whether runs of a tensor were captured that are no part of what is known, as zeros are."""
+class Captured:
+    """Bytes in which blocks are looked up, by the words of 8 bytes at every place."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        places = [np.frombuffer(data, "<u8", (len(data) - start) // 8, start) for start in range(8)]
+        self._words = np.unique(np.concatenate(places))
+
+    def leaks(self, secret: bytes, known: bytes) -> bool:
+        """As :func:`tests.remote.test_wire.leaks`, for much."""
+        blocks = np.frombuffer(secret, f"V{RUN // 2}", len(secret) // (RUN // 2))
+        words = blocks.view("<u8").reshape(-1, RUN // 16)
+        seen = {block.tobytes() for block in blocks[np.isin(words[:, 0], self._words)]}
+        return any(block in self._data and block not in known for block in seen)
+
+
+def find(
+    secrets: Mapping[str, Sequence[bytes]], known: Sequence[bytes], captured: bytes
+) -> list[str]:
+    """Tensors of which runs were captured that are no part of what is known, as zeros are."""
     whole = b"".join(known)
-    seen, rough = captured, b"".join(upper(captured, start) for start in range(4))
-    return any(
-        leaks(data, seen, whole) or leaks(upper(data), rough, upper(whole)) for data in versions
-    )
+    exact = Captured(captured)
+    rough = Captured(b"".join(upper(captured, start) for start in range(4)))
+    return [
+        name
+        for name, versions in secrets.items()
+        if any(exact.leaks(d, whole) or rough.leaks(upper(d), upper(whole)) for d in versions)
+    ]
 
 
 def run_edge(folder: Path, bundle: Path, megabits: float) -> tuple[list[bytes], dict[str, Any]]:
@@ -115,8 +136,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         place = ("-o", folder / "edge.hyb", "--repository", folder / "repository")
-        head = ("--pin", f"{model.graph.node[-1].name}=server")
-        options = (*shape, *remote, *place, *head, "--private", "x")
+        head = next(node.name for node in model.graph.node if released in node.input)
+        options = (*shape, *remote, *place, "--pin", f"{head}=server", "--private", "x")
         refused = run_hybridc("compile", path, *options)
         print(f"without a release, exit code {refused.code}: {refused.complaint[-1]}")
         done = run_hybridc("compile", path, *options, "--release", released)
@@ -128,9 +149,9 @@ def main() -> int:
     captured = b"\0\0\0\0".join(sent)
     print(f"captured {len(captured)} bytes in {len(sent)} streams; {said['remote']['runs']}")
     known = secrets.pop(released)
-    found = [name for name, versions in secrets.items() if is_found(versions, known, captured)]
+    found = find(secrets, known, captured)
     print(f"{len(secrets)} tensors before {released}; found: {', '.join(found) or 'none'}")
-    print(f"the released one: {'found' if is_found(known, [], captured) else 'NOT FOUND'}")
+    print(f"the released one: {'found' if find({released: known}, [], captured) else 'NOT FOUND'}")
     return len(found)
 
 

@@ -79,11 +79,17 @@ def settings_of(served: Served, protocol: str, **others) -> dict:
     }
 
 
-def start_clients(settings: dict) -> subprocess.Popen:
+@contextlib.contextmanager
+def clients(settings: dict) -> Iterator[subprocess.Popen]:
+    """Clients in a process of their own, which does not outlive the block."""
     script = Path(__file__).with_name("triton_client.py")
     environment = {**os.environ, "PYTHONPATH": str(HOME / "client")}
     command = [sys.executable, str(script), json.dumps(settings)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @dataclass
@@ -97,7 +103,7 @@ class Came:
     results: list[tuple[int, np.ndarray]] = field(default_factory=list)
 
 
-def end_clients(process: subprocess.Popen, settings: dict) -> Came:
+def what_came(process: subprocess.Popen, settings: dict) -> Came:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     came = Came(**json.loads(output))
@@ -113,7 +119,8 @@ def close(result: np.ndarray, expected: np.ndarray) -> bool:
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_concurrent_clients_are_batched_and_each_gets_its_own_result(served, protocol):
     settings = settings_of(served, protocol)
-    came = end_clients(start_clients(settings), settings)
+    with clients(settings) as process:
+        came = what_came(process, settings)
     assert came.errors == []
     assert came.requests == came.inference_count == CLIENTS * 20
     assert came.execution_count < 0.9 * came.inference_count
@@ -185,10 +192,10 @@ def test_a_version_goes_live_and_is_rolled_back_under_load(served):
     once = settings_of(served, "http", requests=1, outputs=str(served.folder / "once.npz"))
 
     def newest() -> list[tuple[int, np.ndarray]]:
-        return end_clients(start_clients(once), once).results
+        with clients(once) as process:
+            return what_came(process, once).results
 
-    process = start_clients(under_load)
-    with edge_calls(served) as wrong:
+    with clients(under_load) as process, edge_calls(served) as wrong:
         second, y = second_version(served)
         load_model(served)
         assert all(close(result, y[client]) for client, result in newest())
@@ -203,7 +210,7 @@ def test_a_version_goes_live_and_is_rolled_back_under_load(served):
             assert close(model(x=served.x[:1])["y"], y[0]), "this end computed it"
         assert all(close(result, served.y[client]) for client, result in newest())
         stop.touch()
-        came = end_clients(process, under_load)
+        came = what_came(process, under_load)
     assert wrong == []
     assert came.errors == []
     for client, result in came.results:
