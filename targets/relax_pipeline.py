@@ -22,8 +22,13 @@ MAX_FUSED = 64
 """Most tensor programs of one kernel. Scheduling takes a time that grows with the square of it, and
 memory that is saved between so many of them is nothing beside what they compute."""
 
-_OPAQUE = 8
-"""TVM's number of the pattern of functions that are not fused with others."""
+_ELEMENTWISE, _OPAQUE = 0, 8
+"""TVM's numbers of the patterns of functions that are fused with the one before them, and of those
+that are not fused with others."""
+
+MOVES = "hybridc.moves"
+"""Attribute of a tensor program that changes a layout which the kernel before it may store in: it
+counts as one that works element by element."""
 
 
 def rewrite_main(
@@ -70,6 +75,7 @@ def fuse(module: tvm.IRModule, native_bfloat16: bool = False) -> tvm.IRModule:
     annotated = relax.transform.AnnotateTIROpPattern()(module)
     if not native_bfloat16:
         annotated = map_kernels(annotated, _unfused_if_bfloat16)
+    annotated = map_kernels(annotated, _elementwise_if_moves)
     passes = [
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
@@ -92,6 +98,12 @@ def _unfused_if_bfloat16(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     tvm_ffi.structural_walk(function.body, [(tirx.BufferStore, see)], order="post")
     return function.with_attr("op_pattern", _OPAQUE) if "bfloat16" in stored else function
+
+
+def _elementwise_if_moves(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A tensor program that is fused with the kernel before it if it has the attribute."""
+    has_attribute = function.attrs is not None and MOVES in function.attrs
+    return function.with_attr("op_pattern", _ELEMENTWISE) if has_attribute else function
 
 
 def finalize(module: tvm.IRModule, *planned: tvm.transform.Pass) -> tvm.IRModule:

@@ -26,7 +26,8 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (
 from hybridc.targets.llvm.schedules.blocks import loads_of, store_of
 from hybridc.targets.llvm.schedules.emitter import Emitter
 from hybridc.targets.llvm.schedules.extents import blocked_extents
-from hybridc.targets.llvm.schedules.finishing import finish_of, may_fold
+from hybridc.targets.llvm.schedules.finishing import finish_of, lane_last, may_fold, moved_place
+from hybridc.targets.llvm.schedules.layouts import IN_BLOCKS
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import tirx
@@ -41,7 +42,9 @@ def schedule_blocked_convolution(schedule: Schedule, cpu: Cpu) -> Schedule:
     """
     anchor, sizes = annotated_anchor(schedule, BLOCKED)
     geometry = Geometry(*sizes)
-    return schedule_around(schedule, cpu, anchor, lambda final: _nest(geometry, cpu, anchor, final))
+    return schedule_around(
+        schedule, cpu, anchor, lambda final: _nest(geometry, cpu, anchor, final), moves=IN_BLOCKS
+    )
 
 
 def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
@@ -53,8 +56,9 @@ def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
         [store.buffer.shape[0], *store.buffer.shape[2:-1]],
     )
     folds = extents.is_fixed or extents.keeps_plane
-    tiling = choose_tiling(geometry, cpu, folds and may_fold(final, store.buffer), extents.is_fixed)
-    finish, dtype = finish_of(store, final), str(store.buffer.dtype)
+    tiling = choose_tiling(geometry, cpu, folds and may_fold(final, store), extents.is_fixed)
+    place = moved_place(final, store, IN_BLOCKS) or lane_last
+    finish, dtype = finish_of(store, final, place), str(store.buffer.dtype)
     return Emitter(geometry, tiling, data, weight, finish, dtype, extents=extents).nest()
 
 

@@ -18,6 +18,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     same_size,
     store_of,
 )
+from hybridc.targets.llvm.schedules.layouts import IN_BLOCKS, LAST, is_move
 from hybridc.targets.llvm.schedules.tails import substitute
 from tvm import tirx
 
@@ -77,15 +78,51 @@ def _vectorized(lane: Any, lanes: int, body: Any) -> Any:
     return tirx.For(lane, first, count, tirx.ForKind.VECTORIZED, body)
 
 
-def may_fold(final: Any | None, result: Any) -> bool:
+def moved_place(final: Any | None, store: Any, before: str) -> Place | None:
+    """Where a block that finishes an anchor has a result, if that is in another layout.
+
+    Args:
+        final: The block, or ``None``.
+        store: The store of the anchor's block.
+        before: Layout of the anchor's result, whose vectors hold as many channels as there are in
+            a block of channels.
+    """
+    if final is None or not reads_moved(final, store, before):
+        return None
+    if before == LAST:
+        lanes = final.iter_vars[-1].dom.extent
+
+        def in_blocks(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
+            image, row, column, first = indices
+            return [image, tirx.floordiv(first, lanes), row, column, lane]
+
+        return in_blocks
+
+    def last(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
+        image, block, row, column = indices
+        return [image, row, column, block * store.buffer.shape[-1] + lane]
+
+    return last
+
+
+def reads_moved(final: Any, store: Any, before: str) -> bool:
+    """Whether a block reads an anchor's result in the other of the layouts LAST and IN_BLOCKS."""
+    loads = [load for load in loads_of(final) if load.source.same_as(store.buffer)]
+    after = IN_BLOCKS if before == LAST else LAST
+    return bool(loads) and is_move(loads, final.iter_vars, before, after)
+
+
+def may_fold(final: Any | None, store: Any) -> bool:
     """Whether pixels of an anchor's result may be counted in one row.
 
     All loads of the final block must use both spatial axes as the output does, or neither.
     """
     if final is None:
         return True
+    if reads_moved(final, store, IN_BLOCKS):
+        return _reads_only_channels(final, store)
     _, _, *spatial, _ = axes_of(final)
-    plane = list(result.shape[2:-1])
+    plane = list(store.buffer.shape[2:-1])
     for load in loads_of(final):
         if not any(_among(index, spatial) for index in load.indices):
             continue
@@ -99,6 +136,15 @@ def may_fold(final: Any | None, result: Any) -> bool:
     uses = [v for v in collect(body.value, tirx.Var) if _among(v, spatial)]
     inside = [v for load in loads_of(final) for i in load.indices for v in collect(i, tirx.Var)]
     return len(uses) <= len([v for v in inside if _among(v, spatial)])
+
+
+def _reads_only_channels(final: Any, store: Any) -> bool:
+    """Whether what a block with the channels last reads beside the anchor has no spatial axes."""
+    _, *spatial, _ = axes_of(final)
+    others = [load for load in loads_of(final) if not load.source.same_as(store.buffer)]
+    return not any(
+        _among(v, spatial) for load in others for i in load.indices for v in collect(i, tirx.Var)
+    )
 
 
 def _among(variable: Any, others: Sequence[Any]) -> bool:

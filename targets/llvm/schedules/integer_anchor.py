@@ -7,10 +7,14 @@ from typing import Any, TypeAlias
 
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import loads_of, store_of
-from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
+from hybridc.targets.llvm.schedules.finishing import Finish, finish_of, moved_place
+from hybridc.targets.llvm.schedules.integer_steps import ramp
 from hybridc.targets.llvm.schedules.integer_tiles import Geometry
+from hybridc.targets.llvm.schedules.layouts import LAST
 from hybridc.targets.llvm.schedules.loops import Misfit
+from hybridc.targets.llvm.schedules.statements import int64, sequence
 from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
+from tvm import tirx
 from tvm.s_tir import Schedule
 
 Nest: TypeAlias = Callable[[Geometry, Any, Any, Any, Finish], Any]
@@ -35,10 +39,16 @@ def schedule_integer(schedule: Schedule, cpu: Cpu, attribute: str, nest: Nest) -
     def write(final: Any | None) -> Any:
         store: Any = store_of(anchor)
         data, weight = _operands(anchor, store)
-        target: Any = store if final is None else store_of(final)
-        return nest(geometry, data, weight, target.buffer, finish_of(store, final, _at_lane))
+        moved = moved_place(final, store, LAST)
+        finish = finish_of(store, final, moved or _at_lane)
+        if moved is not None:
+            finish = _one_by_one(finish, geometry.lanes)
+        return nest(geometry, data, weight, store.buffer, finish)
 
-    return schedule_around(schedule, cpu, anchor, write, repeats=True)
+    may_move = geometry.filters % geometry.lanes == 0
+    return schedule_around(
+        schedule, cpu, anchor, write, repeats=True, moves=LAST if may_move else None
+    )
 
 
 def _operands(anchor: Any, store: Any) -> tuple[Any, Any]:
@@ -49,6 +59,23 @@ def _operands(anchor: Any, store: Any) -> tuple[Any, Any]:
     if len(sources) != 2 or len(weights) != 1:
         raise Misfit("not data and packed weights")
     return others[0], weights[0]
+
+
+def _one_by_one(finish: Finish, lanes: int) -> Finish:
+    """Finish several vectors one after the other."""
+
+    def each(indices: Sequence[Any], accumulator: Any, width: int) -> Any:
+        *front, first = indices
+        statements: list[Any] = []
+        for offset in range(0, width, lanes):
+            part = tirx.decl_buffer((lanes,), str(accumulator.dtype), "part")
+            value = tirx.BufferLoad(accumulator, [ramp(int64(offset), lanes)])
+            statements.append(tirx.AllocBuffer(part))
+            statements.append(tirx.BufferStore(part, value, [ramp(int64(0), lanes)]))
+            statements.append(finish([*front, first + offset], part, lanes))
+        return sequence(statements)
+
+    return each
 
 
 def _at_lane(indices: Sequence[Any], lane: Any) -> Sequence[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
+from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.integer_tiles import PAIRS, QUADS, SINGLE, Geometry
 from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, power_of_two_below
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
@@ -91,6 +92,29 @@ def place_of(pixel: Any, dims: Sequence[int], statements: list[Any]) -> list[Any
         place.append(bind(tirx.floormod(rest, int64(dim)), statements))
         rest = tirx.floordiv(rest, int64(dim))
     return [*([bind(rest, statements)] if dims else []), *reversed(place)]
+
+
+def finish_vectors(finish: Finish, vectors: Sequence[Any], place: Sequence[Any], lanes: int) -> Any:
+    """Finish neighboring vectors of sums, two at once: these are narrowed with fewer instructions.
+
+    Args:
+        finish: How a vector is finished.
+        vectors: Their values.
+        place: Of the first element.
+        lanes: Elements of a vector.
+    """
+    *front, start = place
+    statements: list[Any] = []
+    for first in range(0, len(vectors), 2):
+        pair = vectors[first : first + 2]
+        width = len(pair) * lanes
+        buffer = tirx.decl_buffer((width,), "int32", "sums")
+        statements.append(tirx.AllocBuffer(buffer))
+        for number, value in enumerate(pair):
+            at = [ramp(int64(number * lanes), lanes)]
+            statements.append(tirx.BufferStore(buffer, value, at))
+        statements.append(finish([*front, start + first * lanes], buffer, width))
+    return sequence(statements)
 
 
 def count_from(first: Any, most: int, total: int) -> Any:

@@ -22,6 +22,7 @@ from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.integer_steps import (
     begin_sums,
     count_from,
+    finish_vectors,
     in_vectors,
     multiply,
     place_of,
@@ -237,9 +238,10 @@ class StripEmitter:
         statements.append(multiply(g, self.cpu, sums, sources, factor))
         dims = [int(dim) for dim in self.output.shape[:-1]]
         places = [place_of(first + row, dims, statements) for row in range(rows)]
-        for (row, vector), buffer in sums.items():
-            at = [*places[row], start + vector * g.lanes]
-            statements.append(self.finish(at, buffer, g.lanes))
+        everything = [ramp(int64(0), g.lanes)]
+        for row, place in enumerate(places):
+            values = [tirx.BufferLoad(sums[row, v], everything) for v in range(g.vectors)]
+            statements.append(finish_vectors(self.finish, values, [*place, start], g.lanes))
         return sequence(statements)
 
     def _sources(self, strip: Any, slot: Any, first: Any, step: Any) -> list[tuple[Any, list[Any]]]:

@@ -17,7 +17,9 @@ from hybridc.targets.llvm.schedules.blocks import (
     has_direct_loops,
     is_spatial,
     may_repeat,
+    store_of,
 )
+from hybridc.targets.llvm.schedules.finishing import reads_moved
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
 from hybridc.targets.llvm.schedules.loops import Misfit
@@ -45,6 +47,7 @@ def schedule_around(
     write: Callable[[Any | None], Any],
     within: Collection[str] = (),
     repeats: bool = False,
+    moves: str | None = None,
 ) -> Schedule:
     """Put loops written out in place of an anchor's and of the block's that finishes it.
 
@@ -55,9 +58,10 @@ def schedule_around(
         write: From the final block, or ``None``, to the loops of both.
         within: Names of blocks before the anchor that those loops do without.
         repeats: Whether they compute some elements twice.
+        moves: Layout of the anchor's result, if the final block may have its own in another one.
     """
     inline_spatial_blocks(schedule)
-    final = _final_block(schedule, anchor.name_hint, repeats)
+    final = _final_block(schedule, anchor.name_hint, repeats, moves)
     name = str(anchor.name_hint)
     dropped = set(within)
     if final is not None:
@@ -70,7 +74,7 @@ def schedule_around(
     return _with_nest(schedule, name, nest, dropped)
 
 
-def _final_block(schedule: Schedule, name: str, repeats: bool) -> Any | None:
+def _final_block(schedule: Schedule, name: str, repeats: bool, moves: str | None) -> Any | None:
     """The block that alone reads the anchor, element for element; ``None`` without one.
 
     Where the loops repeat elements, there is none either if it must not see one twice.
@@ -79,7 +83,9 @@ def _final_block(schedule: Schedule, name: str, repeats: bool) -> Any | None:
     readers = list(schedule.get_consumers(schedule.get_sblock(name)))
     if len(readers) != 1 or not has_direct_loops(schedule, readers[0]):
         return None
-    if not finishes(schedule.get(readers[0]), anchor):
+    reader = schedule.get(readers[0])
+    is_moved = moves is not None and reads_moved(reader, store_of(anchor), moves)
+    if not (is_moved or finishes(reader, anchor)):
         return None
     if repeats and not may_repeat(schedule, readers[0], [anchor.body.buffer]):
         return None
