@@ -19,14 +19,20 @@ class CudaTarget:
     Attributes:
         kind: Name on the command line.
         tuning: Choices of the schedules that were measured.
+        strict_math: Whether kernels may change sums in nothing but their order.
     """
 
     kind: str = "cuda"
     tuning: Tuning = UNTUNED
+    strict_math: bool = False
 
     def with_tuning(self, tuning: Tuning) -> CudaTarget:
         """The same, with choices that were measured."""
         return replace(self, tuning=tuning)
+
+    def with_strict_math(self) -> CudaTarget:
+        """The same, whose kernels change sums in nothing but their order."""
+        return replace(self, strict_math=True)
 
     def check(self, specification: str) -> None:
         """Refuse an architecture that is not written as nvcc writes it."""
@@ -45,7 +51,7 @@ class CudaTarget:
         from hybridc.targets.cuda.architectures import parse_gpu
         from hybridc.targets.cuda.build import build
 
-        gpu = replace(parse_gpu(specification), tuning=self.tuning)
+        gpu = replace(parse_gpu(specification), tuning=self.tuning, strict_math=self.strict_math)
         return build(lowered.module, lowered.weights, gpu)
 
     def kernels(self, lowered: Lowered, device: Device) -> list[TunableKernel]:

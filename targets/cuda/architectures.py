@@ -50,12 +50,14 @@ class Gpu:
         host: The host's CPU.
         tf32: Whether products of float32 may round their factors to tf32.
         tuning: Choices of the schedules that were measured.
+        strict_math: Whether kernels may change sums in nothing but their order.
     """
 
     architectures: tuple[str, ...]
     host: Cpu
     tf32: bool = False
     tuning: Tuning = UNTUNED
+    strict_math: bool = False
 
     @property
     def name(self) -> str:
@@ -79,9 +81,13 @@ class Gpu:
         types = {"int8", "uint8", "float16", "bfloat16", *(["float32"] if self.tf32 else [])}
         if _capability(self.architectures[0]) < TENSOR_CORES:
             types = set()
-        matrix_types = frozenset(types)
         return Limits(
-            1024, 32, shared_bytes=48 * 1024, matrix_types=matrix_types, tuning=self.tuning
+            1024,
+            32,
+            shared_bytes=48 * 1024,
+            matrix_types=frozenset(types),
+            tuning=self.tuning,
+            strict_math=self.strict_math,
         )
 
     @cached_property

@@ -1,6 +1,6 @@
 """From a Relax module to a shared library with kernels for GPUs.
 
-lowered -> pack weights -> legalize -> layouts -> fuse -> schedule -> plan memory
+lowered -> Winograd -> pack weights -> legalize -> layouts -> fuse -> schedule -> plan memory
         -> LLVM and CUDA source -> nvcc -> link
 """
 
@@ -24,6 +24,7 @@ from hybridc.targets.gpu.normalize import rows_normalized
 from hybridc.targets.gpu.pipeline import legalize
 from hybridc.targets.gpu.schedules import schedule_module
 from hybridc.targets.gpu.scratch import lift_scratch
+from hybridc.targets.gpu.winograd import with_winograd
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.memory import planned_bytes
 from hybridc.targets.protocol import Artifact
@@ -61,6 +62,7 @@ def make_kernels(
 ) -> tuple[tvm.IRModule, Mapping[str, Array]]:
     """Fused kernels of a lowered part with their ``main``, and the weights in their order."""
     types = gpu.limits.matrix_types
+    module, weights = with_winograd(module, weights, gpu.limits)
     module, weights = integers_on_tensor_cores(module, weights, types)
     module, weights = channels_innermost(module, weights, types)
     module, weights = depth_innermost(module, weights, types)

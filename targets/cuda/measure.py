@@ -12,6 +12,7 @@ import tvm_ffi
 from hybridc.targets.cuda.architectures import Gpu, parse_gpu
 from hybridc.targets.cuda.build import build_kernels, make_kernels
 from hybridc.targets.gpu.tunable import Bench, tunable_kernels
+from hybridc.targets.gpu.tunable_convolutions import Convolutions
 from hybridc.targets.protocol import Device
 from hybridc.targets.tuning import TunableKernel, Tuning
 
@@ -35,7 +36,21 @@ def tunable(
     _load_runtime(gpu)
     fused, packed = make_kernels(module, weights, gpu)
     weight_bytes = sum(array.nbytes for array in packed.values())
-    return tunable_kernels(fused, weight_bytes, bench_for(gpu))
+    return [
+        *tunable_kernels(fused, weight_bytes, bench_for(gpu)),
+        *convolutions(gpu).tunable(module, weights),
+    ]
+
+
+def convolutions(gpu: Gpu) -> Convolutions:
+    """Where algorithms of convolutions are built and measured for a GPU."""
+
+    def fuse(
+        module: tvm.IRModule, weights: Mapping[str, Array], tuning: Tuning
+    ) -> tuple[tvm.IRModule, Mapping[str, Array]]:
+        return make_kernels(module, weights, replace(gpu, tuning=tuning))
+
+    return Convolutions(fuse, bench_for(gpu))
 
 
 def bench_for(gpu: Gpu) -> Bench:

@@ -18,6 +18,7 @@ class Limits:
         types: Element types that the device computes with; ``None`` if all of them.
         matrix_types: Types of factors whose products go to tensor cores.
         tuning: Choices of the schedules that were measured.
+        strict_math: Whether kernels may change sums in nothing but their order.
     """
 
     threads: int
@@ -26,3 +27,4 @@ class Limits:
     types: frozenset[str] | None = None
     matrix_types: frozenset[str] = frozenset()
     tuning: Tuning = UNTUNED
+    strict_math: bool = False

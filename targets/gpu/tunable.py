@@ -236,12 +236,32 @@ class _Candidate:
             return None
         self.built.append(scheduled)
         graph = calls_in_a_row(self.function, self.call, self.bench.at_once)
-        library = load_library("kernel.so", self.bench.build(graph, tuning))
-        return self._run(start_machine(library, self.bench.place)["main"])
+        runs = Runs(self.call, self.weight_bytes, self.bench)
+        return runs.start(self.bench.build(graph, tuning))
 
-    def _run(self, main: Callable[[Any], Any]) -> Run | None:
-        """Runs of a graph on tensors of its own; ``None`` if the device does not start them."""
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs calls in a row, on tensors of its own.
+
+    Attributes:
+        call: How the model calls what is run.
+        weight_bytes: Bytes of weights to read between two calls.
+        bench: Where it is measured.
+    """
+
+    call: KernelCall
+    weight_bytes: int
+    bench: Bench
+
+    def start(self, code: bytes) -> Run | None:
+        """Runs of a library's ``main``; ``None`` if the device does not start them.
+
+        Args:
+            code: The library. Its ``main`` takes one tuple with the operands of all calls.
+        """
         step, place = self.bench.at_once, self.bench.place
+        main = start_machine(load_library("kernel.so", code), place)["main"]
         turns = itertools.cycle(self._operands())
 
         def run(count: int) -> None:

@@ -19,14 +19,20 @@ class OpenclTarget:
     Attributes:
         kind: Name on the command line.
         tuning: Choices of the schedules that were measured.
+        strict_math: Whether kernels may change sums in nothing but their order.
     """
 
     kind: str = "opencl"
     tuning: Tuning = UNTUNED
+    strict_math: bool = False
 
     def with_tuning(self, tuning: Tuning) -> OpenclTarget:
         """The same, with choices that were measured."""
         return replace(self, tuning=tuning)
+
+    def with_strict_math(self) -> OpenclTarget:
+        """The same, whose kernels change sums in nothing but their order."""
+        return replace(self, strict_math=True)
 
     def check(self, specification: str) -> None:
         """Refuse a host that LLVM does not know."""
@@ -46,7 +52,9 @@ class OpenclTarget:
         from hybridc.targets.opencl.build import build
         from hybridc.targets.opencl.devices import parse_devices
 
-        devices = replace(parse_devices(specification), tuning=self.tuning)
+        devices = replace(
+            parse_devices(specification), tuning=self.tuning, strict_math=self.strict_math
+        )
         return build(lowered.module, lowered.weights, devices)
 
     def kernels(self, lowered: Lowered, device: Device) -> list[TunableKernel]:

@@ -1,6 +1,6 @@
 """From a Relax module to a shared library with kernels in OpenCL C.
 
-lowered -> legalize -> fuse -> schedule -> plan memory -> LLVM and OpenCL C -> link
+lowered -> Winograd -> legalize -> fuse -> schedule -> plan memory -> LLVM and OpenCL C -> link
 
 TVM's code generator needs neither a driver nor the plug-in: it leaves the source in the library.
 """
@@ -18,6 +18,7 @@ from hybridc.targets.gpu.lower import unfit_types
 from hybridc.targets.gpu.narrow import cut_off
 from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
+from hybridc.targets.gpu.winograd import with_winograd
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.runtime_library import OPENCL_STEM
 from hybridc.targets.memory import planned_bytes
@@ -48,8 +49,17 @@ def build(module: tvm.IRModule, weights: Mapping[str, Array], devices: Devices) 
         DeviceError: No linker for the host's architecture is installed.
         UnsupportedError: A kernel computes with a type that the devices need not have.
     """
-    library, memory = build_kernels(fused_kernels(module, devices), devices)
+    fused, weights = make_kernels(module, weights, devices)
+    library, memory = build_kernels(fused, devices)
     return Artifact(library, memory, RUNTIME, weights)
+
+
+def make_kernels(
+    module: tvm.IRModule, weights: Mapping[str, Array], devices: Devices
+) -> tuple[tvm.IRModule, Mapping[str, Array]]:
+    """Fused kernels of a lowered part with their ``main``, and the weights in their order."""
+    module, weights = with_winograd(module, weights, devices.limits)
+    return fused_kernels(module, devices), weights
 
 
 def build_kernels(fused: tvm.IRModule, devices: Devices) -> tuple[bytes, int]:

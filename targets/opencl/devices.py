@@ -46,12 +46,14 @@ class Devices:
         features: Words of :data:`FEATURES`.
         host: The host's CPU.
         tuning: Choices of the schedules that were measured.
+        strict_math: Whether kernels may change sums in nothing but their order.
     """
 
     wanted: str
     features: tuple[str, ...]
     host: Cpu
     tuning: Tuning = UNTUNED
+    strict_math: bool = False
 
     @property
     def name(self) -> str:
@@ -70,7 +72,14 @@ class Devices:
     def limits(self) -> Limits:
         """What a kernel may use on every one of the devices."""
         types = TYPES | {FEATURES[word][1] for word in self.features}
-        return Limits(WORK_GROUP, 1, LOCAL_BYTES, types=types, tuning=self.tuning)
+        return Limits(
+            WORK_GROUP,
+            1,
+            LOCAL_BYTES,
+            types=types,
+            tuning=self.tuning,
+            strict_math=self.strict_math,
+        )
 
     @cached_property
     def target(self) -> Any:

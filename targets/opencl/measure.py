@@ -10,7 +10,8 @@ from dataclasses import replace
 import tvm
 import tvm_ffi
 from hybridc.targets.gpu.tunable import Bench, tunable_kernels
-from hybridc.targets.opencl.build import build_kernels, fused_kernels
+from hybridc.targets.gpu.tunable_convolutions import Convolutions
+from hybridc.targets.opencl.build import build_kernels, make_kernels
 from hybridc.targets.opencl.devices import parse_devices
 from hybridc.targets.opencl.plugin import plugin
 from hybridc.targets.protocol import Device
@@ -51,9 +52,18 @@ def tunable(
     def build(kernels: tvm.IRModule, tuning: Tuning) -> bytes:
         return build_kernels(kernels, replace(devices, tuning=tuning))[0]
 
+    def fuse(
+        module: tvm.IRModule, weights: Mapping[str, Array], tuning: Tuning
+    ) -> tuple[tvm.IRModule, Mapping[str, Array]]:
+        return make_kernels(module, weights, replace(devices, tuning=tuning))
+
     bench = Bench(build, devices.target, devices.limits, place, at_once)
-    size = sum(array.nbytes for array in weights.values())
-    return tunable_kernels(fused_kernels(module, devices), size, bench)
+    fused, packed = make_kernels(module, weights, devices)
+    size = sum(array.nbytes for array in packed.values())
+    return [
+        *tunable_kernels(fused, size, bench),
+        *Convolutions(fuse, bench).tunable(module, weights),
+    ]
 
 
 def _load_plugin() -> None:

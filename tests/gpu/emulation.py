@@ -54,10 +54,17 @@ def lowered_model(model: onnx.ModelProto, *shapes: str) -> tuple[Lowered, list[s
     return lowered, [str(v.name) for v in inputs], [str(v.name) for v in graph.outputs]
 
 
-def cuda_source(model: onnx.ModelProto, *shapes: str) -> str:
+def as_it_is(lowered: Lowered) -> Lowered:
+    """A lowered model with its weights in the order in which the model has them."""
+    return lowered
+
+
+def cuda_source(
+    model: onnx.ModelProto, *shapes: str, pack: Callable[[Lowered], Lowered] = as_it_is
+) -> str:
     """The CUDA source of a model's kernels."""
     gpu = parse_gpu("sm_90")
-    module = lowered_model(model, *shapes)[0].module
+    module = pack(lowered_model(model, *shapes)[0]).module
     executable = build_executable(compiled_graph(module, gpu), gpu.target)
     return "\n".join(found.inspect_source("cuda") for found in cuda_modules(executable.mod))
 
@@ -67,6 +74,7 @@ def run_serially(
     feeds: dict[str, Array],
     *shapes: str,
     kernels: Callable[[tvm.IRModule], tvm.IRModule] = fuse,
+    pack: Callable[[Lowered], Lowered] = as_it_is,
 ) -> dict[str, Array]:
     """Outputs of a model whose kernels are scheduled for a GPU and run on this CPU.
 
@@ -75,9 +83,11 @@ def run_serially(
         feeds: Its inputs.
         shapes: Shapes of its inputs, as on the command line.
         kernels: From the lowered module to fused kernels.
+        pack: From the lowered model to one with other weights.
     """
     gpu = parse_gpu("sm_90")
     lowered, inputs, outputs = lowered_model(model, *shapes)
+    lowered = pack(lowered)
     limits = dataclasses.replace(gpu.limits, matrix_types=frozenset())  # no tensor cores here
     with gpu.target:
         module = lift_scratch(schedule_module(kernels(lowered.module), gpu.target, limits))

@@ -21,6 +21,7 @@ from hybridc.targets.gpu.schedules.programs import schedule_program
 from hybridc.targets.gpu.schedules.rows import schedule_rows
 from hybridc.targets.gpu.schedules.stages import schedule_stages
 from hybridc.targets.gpu.schedules.tiles import schedule_tiles
+from hybridc.targets.gpu.schedules.winograd import schedule_winograd
 from hybridc.targets.llvm.schedules.blocks import (
     ROOT,
     blocks_of,
@@ -84,4 +85,9 @@ def _is_computed(schedule: Schedule) -> bool:
     return all((is_spatial(b) and store_of(b) is not None) or is_reduction(b) for b in blocks)
 
 
-_RULES: tuple[Rule, ...] = (schedule_fragments, schedule_tiles, schedule_rows)
+_RULES: tuple[Rule, ...] = (
+    schedule_winograd,
+    schedule_fragments,
+    schedule_tiles,
+    schedule_rows,
+)

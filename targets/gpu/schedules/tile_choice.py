@@ -65,6 +65,12 @@ def rank_tiles(batch: int, rows: int, columns: int, depth: int) -> list[tuple[in
     return sorted(choices, key=lambda choice: _clocks(batch, rows, columns, steps, *choice))
 
 
+def least_clocks(batch: int, rows: int, columns: int, depth: int) -> float:
+    """Clocks that the product takes with the best tile; see :func:`rank_tiles`."""
+    tile, slices = rank_tiles(batch, rows, columns, depth)[0]
+    return _clocks(batch, rows, columns, math.ceil(depth / DEPTH), tile, slices)
+
+
 def _clocks(batch: int, rows: int, columns: int, steps: int, tile: int, slices: int) -> float:
     tiles = batch * math.ceil(rows / tile) * math.ceil(columns / tile)
     each = math.ceil(tiles * slices / MULTIPROCESSORS)

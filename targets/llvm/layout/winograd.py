@@ -68,8 +68,8 @@ def _inputs(g: Geometry, data: te.Tensor) -> te.Tensor:
         is_read = tirx.all(row >= 0, row < g.height, column >= 0, column < g.width)
         value = data(image, block, row, column, lane)
         value = tirx.if_then_else(is_read, value, tirx.const(0, str(data.dtype)))
-        factor = _entry(matrix, tirx.floordiv(position, edge), first, data.dtype)
-        factor = factor * _entry(matrix, tirx.floormod(position, edge), second, data.dtype)
+        factor = entry(matrix, tirx.floordiv(position, edge), first, data.dtype)
+        factor = factor * entry(matrix, tirx.floormod(position, edge), second, data.dtype)
         return te.sum(value * factor, axis=[first, second])
 
     tiles = data.shape[0] * down * across
@@ -103,8 +103,8 @@ def _outputs(g: Geometry, products: te.Tensor, images: Any) -> te.Tensor:
     def element(image: Any, block: Any, row: Any, column: Any, lane: Any) -> Any:
         tile = image * down * across
         tile = tile + tirx.floordiv(row, size) * across + tirx.floordiv(column, size)
-        factor = _entry(matrix, tirx.floormod(row, size), first, products.dtype)
-        factor = factor * _entry(matrix, tirx.floormod(column, size), second, products.dtype)
+        factor = entry(matrix, tirx.floormod(row, size), first, products.dtype)
+        factor = factor * entry(matrix, tirx.floormod(column, size), second, products.dtype)
         value = products(first * edge + second, block, tile, lane)
         return te.sum(value * factor, axis=[first, second])
 
@@ -120,11 +120,11 @@ def _axes(*extents: int) -> list[Any]:
     return [te.reduce_axis((int64(0), int64(extent)), "k") for extent in extents]
 
 
-def _entry(matrix: Array, row: Any, column: Any, dtype: Any) -> Any:
+def entry(matrix: Array, row: Any, column: Any, dtype: Any) -> Any:
     """An element of a constant matrix, as a chain of choices."""
     value = tirx.const(0, str(dtype))
-    for (i, j), entry in np.ndenumerate(matrix):
-        if entry:
+    for (i, j), number in np.ndenumerate(matrix):
+        if number:
             chosen = tirx.all(row == i, column == j)
-            value = tirx.Select(chosen, tirx.const(float(entry), str(dtype)), value)
+            value = tirx.Select(chosen, tirx.const(float(number), str(dtype)), value)
     return value
