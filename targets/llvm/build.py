@@ -1,6 +1,6 @@
 """From a Relax module to a shared library.
 
-lowered -> pack products -> fuse attention -> legalize -> block layouts -> fuse moves -> fuse
+lowered -> pack products -> fuse attention -> legalize -> block layouts -> fuse, moves, too
 -> the graph:   plan memory -> virtual machine
 -> each kernel: schedule -> relax alignment -> LLVM, or out of a cache
 -> link
@@ -19,6 +19,7 @@ from hybridc.targets.llvm.layout import block_layouts
 from hybridc.targets.llvm.layout.attention import fuse_attention
 from hybridc.targets.llvm.layout.moves import fuse_moves
 from hybridc.targets.llvm.layout.products import pack_products
+from hybridc.targets.llvm.layout.reductions import fuse_before_means
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.object_cache import ObjectCache
 from hybridc.targets.llvm.objects import build_objects
@@ -81,7 +82,7 @@ def make_kernels(
         module, weights = pack_products(module, weights, cpu)
         module = fuse_attention(module, weights, cpu)
         module, weights = block_layouts(note_ranges(legalize(module, cpu)), weights, cpu)
-        return note_ranges(fuse(fuse_moves(module), cpu)), weights
+        return note_ranges(fuse(fuse_before_means(fuse_moves(module)), cpu)), weights
 
 
 def legalize(module: tvm.IRModule, cpu: Cpu) -> tvm.IRModule:

@@ -139,3 +139,18 @@ def test_a_result_with_two_readers_keeps_its_layout():
     sums = t["x"].astype("float32") @ t["w"][:, :, 0, 0].astype("float32").T
     deep = convolve(sums.transpose(TO_FIRST), t["taps"], 1, 1, 1, 32)
     np.testing.assert_allclose(found, deep.transpose(TO_LAST) + sums, rtol=1e-4, atol=1)
+
+
+def test_a_mean_reads_integers():
+    """What dequantizes an image for its mean is part of that."""
+    x = np.random.default_rng(1).integers(0, 256, (2, 12, 12, 24)).astype("uint8")
+
+    def net(builder: relax.BlockBuilder, x: Any, _: Callable[[Array], Any]) -> Any:
+        floats = builder.emit(op.astype(x, "float32"))
+        return builder.emit(op.mean(floats, [1, 2], keepdims=True))
+
+    module, _ = make_kernels(*network(x, net), parse_cpu("host"))
+    names = [variable.name_hint for variable in module.get_global_vars()]
+    assert [n for n in names if n.startswith("fused_cast")] == [n for n in names if n != "main"]
+    found = run(x, net, parse_cpu("host"))
+    np.testing.assert_allclose(found, x.mean((1, 2), keepdims=True), rtol=1e-5)

@@ -42,7 +42,13 @@ def around_ties(scale: np.float32) -> np.ndarray:
     return np.concatenate([middles, below, above, drawn, limits])
 
 
-@pytest.mark.parametrize("scale", [0.0163665451, 1 / 3, 0.9999999, 1.0000001, 2.0, 1e-12, 7e5])
+DRAWN = np.random.default_rng(2).uniform(0.5, 1, 24).tolist()
+"""Reciprocals of these are rounded by more or less than a quarter of a unit in the last place."""
+
+
+@pytest.mark.parametrize(
+    "scale", [0.0163665451, 1 / 3, 0.9999999, 1.0000001, 2.0, 1e-12, 7e5, *DRAWN]
+)
 @pytest.mark.parametrize(("zero", "kind"), [(0, "uint8"), (132, "uint8"), (-3, "int8")])
 def test_quotients_by_a_constant(scale, zero, kind):
     """What is rounded is what a division gives, to the last bit, and nothing is divided."""

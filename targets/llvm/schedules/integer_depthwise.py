@@ -17,7 +17,7 @@ from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.finishing import Finish
-from hybridc.targets.llvm.schedules.integer_steps import ramp, tasks
+from hybridc.targets.llvm.schedules.integer_steps import finish_vectors, ramp, tasks
 from hybridc.targets.llvm.schedules.integer_tiles import SINGLE, Geometry
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from tvm import tirx
@@ -129,13 +129,9 @@ class DepthwiseEmitter:
         x = bind(first, statements)
         for column in range(self.columns):
             sums = self._sums([image, y, x + column, start], weights, statements)
-            for vector, order in enumerate((_FIRST, _SECOND)):
-                buffer = tirx.decl_buffer((LANES,), "int32", f"sum_{column}_{vector}")
-                statements.append(tirx.AllocBuffer(buffer))
-                ordered = tirx.Shuffle(sums, order)
-                statements.append(tirx.BufferStore(buffer, ordered, [ramp(int64(0), LANES)]))
-                at = [image, y, x + column, start + vector * LANES]
-                statements.append(self.finish(at, buffer, LANES))
+            ordered = [tirx.Shuffle(sums, order) for order in (_FIRST, _SECOND)]
+            place = [image, y, x + column, start]
+            statements.append(finish_vectors(self.finish, ordered, place, LANES))
         return sequence(statements)
 
     def _sums(self, place: list[Any], weights: list[list[Any]], statements: list[Any]) -> list[Any]:

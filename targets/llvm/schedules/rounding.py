@@ -7,13 +7,16 @@ Rounding keeps order, so it may as well come after the bounds, where one instruc
 converts. What is then made 8-bit and int32 again is left as it is.
 
 Where v is a quotient x / s of float32 by a constant, nothing is divided: a vector of quotients
-takes some sixteen cycles. With the reciprocal r of s, rounded correctly, and fused multiply-add,
+takes some sixteen cycles. With the reciprocal r of s, rounded correctly, with d, which was rounded
+off it, and with fused multiply-add,
 
-    a = x r         b = a + (x - a s) r        c = b + (x - b s) r
+    a = x r + x d         b = a + (x - a s) r
 
-b is one of the two numbers around x / s, and then c is x / s rounded correctly (Markstein's
-theorem), as a division gives it. The theorem needs numbers that are neither huge nor tiny: so x is
-bounded, and not the quotient, and where x is tiny, all round to zero.
+a is one of the two numbers around x / s, since only its last rounding counts, and then b is x / s
+rounded correctly (Markstein's theorem), as a division gives it. Where r is so close to 1 / s that
+x r is less than half a unit in the last place from x / s, a is x r. The theorem needs numbers that
+are neither huge nor tiny: so x is bounded, and not the quotient, and where x is tiny, all round to
+zero.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ INTEGERS_END = 2.0**17
 
 SCALES = (2.0**-60, 2.0**60)
 """Constants for which no intermediate result is too large or too small."""
+
+CLOSE = 2.0**-25
+"""Error of a constant's reciprocal, times the constant, that is less than half a unit in the last
+place of any quotient."""
 
 MARGIN = 0.375
 """How far beyond the bounds a quotient may be, which rounds to the bound from there."""
@@ -109,12 +116,18 @@ def _inside(value: Any, low: float, high: float) -> Any:
 
 
 def _quotient(x: Any, scale: float) -> Any:
-    reciprocal = _float(float(np.float32(1) / np.float32(scale)))
+    reciprocal = np.float32(1) / np.float32(scale)
+    # Exact: the product has 48 bits.
+    error = 1 - float(reciprocal) * scale
 
-    def better(quotient: Any) -> Any:
-        return _fused(_fused(quotient, _float(-scale), x), reciprocal, quotient)
+    def nearest(quotient: Any) -> Any:
+        rest = _fused(quotient, _float(-scale), x)
+        return _fused(rest, _float(float(reciprocal)), quotient)
 
-    return let(let(x * reciprocal, better), better)
+    if abs(error) < CLOSE:
+        return let(x * _float(float(reciprocal)), nearest)
+    low = x * _float(float(np.float32(error / scale)))
+    return let(_fused(x, _float(float(reciprocal)), low), nearest)
 
 
 def _fused(left: Any, right: Any, addend: Any) -> Any:
