@@ -58,7 +58,7 @@ class CudaTarget:
         """The kernels of a Relax module for which there is something to choose."""
         from hybridc.targets.cuda.measure import tunable
 
-        return tunable(lowered.module, lowered.weights, device)
+        return tunable(lowered.module, lowered.weights, device, self.strict_math)
 
     def machine(self, device: Device) -> str:
         """Name of this machine's first GPU, which is the one that bundles run on."""

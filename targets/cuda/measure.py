@@ -25,14 +25,23 @@ AT_ONCE = 16
 
 
 def tunable(
-    module: tvm.IRModule, weights: Mapping[str, Array], device: Device
+    module: tvm.IRModule,
+    weights: Mapping[str, Array],
+    device: Device,
+    strict_math: bool = False,
 ) -> list[TunableKernel]:
     """The kernels of a lowered module, to be measured on this machine's first GPU.
+
+    Args:
+        module: What is compiled.
+        weights: Its weights.
+        device: The device in the plan.
+        strict_math: Whether kernels may change sums in nothing but their order.
 
     Raises:
         DeviceError: CUDA's runtime library is not installed.
     """
-    gpu = parse_gpu(device.specification)
+    gpu = replace(parse_gpu(device.specification), strict_math=strict_math)
     _load_runtime(gpu)
     fused, packed = make_kernels(module, weights, gpu)
     weight_bytes = sum(array.nbytes for array in packed.values())

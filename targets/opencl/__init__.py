@@ -61,7 +61,7 @@ class OpenclTarget:
         """The kernels of a Relax module for which there is something to choose."""
         from hybridc.targets.opencl.measure import tunable
 
-        return tunable(lowered.module, lowered.weights, device)
+        return tunable(lowered.module, lowered.weights, device, self.strict_math)
 
     def machine(self, device: Device) -> str:
         """Name of the device of this machine that measures."""

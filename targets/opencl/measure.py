@@ -32,7 +32,11 @@ def measuring_device(device: Device) -> OpenclDevice:
 
 
 def tunable(
-    module: tvm.IRModule, weights: Mapping[str, Array], device: Device, at_once: int = 1
+    module: tvm.IRModule,
+    weights: Mapping[str, Array],
+    device: Device,
+    strict_math: bool = False,
+    at_once: int = 1,
 ) -> list[TunableKernel]:
     """The kernels of a lowered module, to be measured on this machine's device.
 
@@ -40,12 +44,13 @@ def tunable(
         module: What is compiled.
         weights: Its weights.
         device: The device in the plan.
+        strict_math: Whether kernels may change sums in nothing but their order.
         at_once: Calls in a row.
 
     Raises:
         DeviceError: There is no device, or the plug-in cannot be built.
     """
-    devices = parse_devices(device.specification)
+    devices = replace(parse_devices(device.specification), strict_math=strict_math)
     place = (place_of_kind(device.kind)[0], measuring_device(device).index)
     _load_plugin()
 

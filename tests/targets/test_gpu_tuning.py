@@ -137,7 +137,7 @@ def opencl_kernels(at_once: int) -> list[Any]:
 
     lowered = lowered_model(network())[0]
     device = Device("opencl:0", "opencl")
-    kernels = measure.tunable(lowered.module, lowered.weights, device, at_once)
+    kernels = measure.tunable(lowered.module, lowered.weights, device, at_once=at_once)
     return sorted(kernels, key=lambda kernel: kernel.cost)
 
 
