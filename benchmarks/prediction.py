@@ -13,9 +13,11 @@ differs, greedily. Each of these runs is predicted with three kinds of costs:
                the device, and by a roofline fitted to all that was measured of other models
     roofline   the same without trees
 
+With ``--splits N`` so many random cuts of the model's order into two and three parts are run, too.
+
 An error is |predicted / measured - 1|; medians are also given for runs on one device, and for those
-that hand something over. Groups and runs are measured one after the other, so the
-machine should have nothing else to do. Where it has, ``--clock cpu`` takes the time that this
+that hand something over. The runs of a model take turns, but its groups were measured before, so
+the machine should have nothing else to do. Where it has, ``--clock cpu`` takes the time that this
 process has computed; that is a run's time for halves of one core each, and says nothing about a GPU
 or about the whole CPU, whose threads wait for each other by turning.
 """
@@ -24,9 +26,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import random
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from hybridc.cost_models.cost import Ranked
@@ -34,6 +38,7 @@ from hybridc.cost_models.learned import Learned
 from placing import (
     Bench,
     Case,
+    Way,
     add_options,
     fixed,
     hardware,
@@ -54,12 +59,26 @@ MEASURED, LEARNED, ROOFLINE = SOURCES = ("measured", "learned", "roofline")
 FORM = "{:<24} {:<20} {:>12} {:>9} {:>9} {:>9}"
 
 
-def contenders(costs: Costs) -> dict[Placement, str]:
+def contenders(costs: Costs, splits: int = 0) -> dict[Placement, str]:
     """The placements to predict; equal ones once."""
     named = {"chosen": tuple(costs.solution.placement), **simple_placements(costs)}
+    named |= cuts(costs.problem, splits)
     found: dict[Placement, str] = {}
     for name, placement in named.items():
         found[placement] = f"{found[placement]}, {name}" if placement in found else name
+    return found
+
+
+def cuts(problem: Problem, count: int, seed: int = 0) -> dict[str, Placement]:
+    """Placements of two and three stretches of the model's order in turn, by chance."""
+    source, groups, found = random.Random(seed), len(problem.groups), {}
+    for number in range(count):
+        parts = 2 + number % 2
+        borders = sorted(source.randrange(groups + 1) for _ in range(parts - 1))
+        first = source.sample(range(len(problem.devices)), 2)
+        wanted = [first[sum(g >= b for b in borders) % 2] for g in range(groups)]
+        pairs = zip(wanted, problem.allowed, strict=True)
+        found[f"{parts} parts {number}"] = tuple(w if w in a else min(a) for w, a in pairs)
     return found
 
 
@@ -85,21 +104,24 @@ def problems(bench: Bench, costs: Costs) -> dict[str, Problem]:
     return {MEASURED: costs.problem, LEARNED: again(unseen), ROOFLINE: again(plain)}
 
 
-def judge(bench: Bench, case: Case) -> list[dict[str, Any]]:
-    """Measure the runs of a case and predict each in all ways."""
+def judge(bench: Bench, case: Case, splits: int) -> list[dict[str, Any]]:
+    """Measure the runs of a case, which take turns, and predict each in all ways."""
     found, costs = plan(case, bench.options(case))
     known = problems(bench, costs)
     rows = []
-    for placement, name in contenders(costs).items():
-        try:
+    with ExitStack() as stack:
+        ways: dict[Placement, tuple[str, Way]] = {}
+        for placement, name in contenders(costs, splits).items():
             chosen = bench.options(case, fixed=fixed(found, costs, placement))
-            with loaded(case, chosen) as way:
-                (times,) = take_turns((way,), bench.seconds, bench.clock)
-        except Exception as error:  # one plan that fails must not end a run of hours
-            print(f"{case.key}, {name}: {error}", file=sys.stderr)
-            continue
+            try:
+                ways[placement] = name, stack.enter_context(loaded(case, chosen))
+            except Exception as error:  # one plan that fails must not end a run of hours
+                print(f"{case.key}, {name}: {error}", file=sys.stderr)
+        seconds = bench.seconds * len(ways)
+        times = take_turns([way for _, way in ways.values()], seconds, bench.clock)
+    for (placement, (name, _)), own in zip(ways.items(), times, strict=True):
         predicted = {source: total(p, SECONDS, placement) for source, p in known.items()}
-        row = describe(case, name, statistics.median(times), predicted)
+        row = describe(case, name, statistics.median(own), predicted)
         rows.append({**row, "devices": len(set(placement))})
         show(rows[-1])
     return rows
@@ -143,6 +165,7 @@ def summarize(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add_options(parser, BATCHES)
+    parser.add_argument("--splits", type=int, default=0, help="random cuts for each model")
     parsed = parser.parse_args(arguments)
     results: list[dict[str, Any]] = []
     with prepare(parsed, BATCHES) as bench:
@@ -151,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if bench.budget.left() < 0:
                 print(f"{case.key} is left out: no time for it", file=sys.stderr)
                 continue
-            results += judge(bench, case)
+            results += judge(bench, case, parsed.splits)
             if results:
                 bench.save(results, median_errors=summarize(results))
     print(f"median errors of {len(results)} runs")

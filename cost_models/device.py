@@ -62,6 +62,7 @@ class DeviceProfile:
             device in the file of the machine that both were measured on; that is all of the way.
         run_seconds: What a run takes beside its parts and copies: inputs are checked, the first
             part begins, outputs are handed out.
+        split_seconds: What a run takes beside that and its handoffs if it uses several devices.
         in_host_memory: Whether it computes in the host's memory.
         to_host: Its link to the host's memory; only for memory of its own.
         from_host: The link back.
@@ -85,6 +86,7 @@ class DeviceProfile:
     handoff_seconds_per_byte: float | None = None
     handoffs: Mapping[str, Route] = field(default_factory=dict)
     run_seconds: float = 0.0
+    split_seconds: float = 0.0
     in_host_memory: bool = True
     to_host: Route | None = None
     from_host: Route | None = None
@@ -177,7 +179,7 @@ def check_profile(profile: DeviceProfile) -> None:
         raise ValueError("a peak, size, bandwidth or efficiency is not above zero")
     prices = [profile.joules_per_operation, profile.joules_per_byte, profile.watts]
     amounts = [profile.launch_seconds, profile.synchronize_seconds, profile.handoff_seconds]
-    amounts += [profile.handoff_per_byte, profile.run_seconds]
+    amounts += [profile.handoff_per_byte, profile.run_seconds, profile.split_seconds]
     prices += [profile.dollars_per_hour, profile.dollars_per_request]
     amounts += [price or 0.0 for price in prices]
     amounts += [r.latency_seconds for r in ways]

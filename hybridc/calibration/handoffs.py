@@ -4,6 +4,10 @@ A device with memory of its own is waited for where a result is read, whatever i
 waiting alone; and copies to it may go on while the next call is prepared. So what both take is
 measured by runs whose result is read. Then each ordered pair of devices is measured, at several
 sizes of tensors, by runs of two parts.
+
+A run of three parts, there and back, takes less than two runs of two parts do beside their kernels.
+With a second device the caller, too, has to be woken on another core: that comes once in a run,
+however often tensors are handed over. So the difference is the split's, and the rest the handoff's.
 """
 
 from __future__ import annotations
@@ -57,18 +61,57 @@ def complete(
             found[name] = _waited_for(one, passing)
         except Exception as error:  # its copies count as they were measured alone
             note(f"{name}: {error}")
-    devices = {name: one.device for name, one in found.items()}
-    for source, destination in itertools.permutations(found, 2):
+    runs = _runs({name: one.end for name, one in found.items()}, passing, note)
+    split = split_of(runs)
+    devices = {name: _with_split(one.device, split) for name, one in found.items()}
+    for (source, destination, *back), times in runs.items():
+        if back:
+            continue
+        left = {count: time.without(split.seconds) for count, time in times.items()}
+        layout = found[source].layout + found[destination].layout
+        devices[destination] = _with_handoff(devices[destination], source, left, layout)
+    return {name: _in_general(name, devices) for name in devices}
+
+
+_Runs = dict[tuple[str, ...], Mapping[int, Timing]]
+"""Times by the devices of a run's parts and by bytes."""
+
+
+def _runs(ends: Mapping[str, End], passing: Passing, note: Callable[[str], None]) -> _Runs:
+    """Runs from each device to each other, and there and back."""
+    pairs = list(itertools.permutations(ends, 2))
+    found: _Runs = {}
+    for names in (*pairs, *((a, b, a) for a, b in pairs)):
         try:
-            times = passing.handoffs(found[source].end, found[destination].end)
+            times = passing.handoffs(*(ends[name] for name in names))
             if not times:
                 raise ValueError("no kernel of one size runs on both")
         except Exception as error:  # a pair that does not run is left out, not the rest
-            note(f"from {source} to {destination}: {error}")
+            if len(names) == 2:
+                note(f"from {names[0]} to {names[1]}: {error}")
             continue
-        layout = found[source].layout + found[destination].layout
-        devices[destination] = _with_handoff(devices[destination], source, times, layout)
-    return {name: _in_general(name, devices) for name in devices}
+        found[names] = times
+    return found
+
+
+def split_of(runs: _Runs) -> Timing:
+    """What a run takes beside its handoffs if it uses several devices: the median over pairs."""
+    left = []
+    for names, back in runs.items():
+        ways = [runs.get(names[:2]), runs.get(names[1:])]
+        if len(names) == 3 and ways[0] and ways[1]:
+            there, again = ways[0], ways[1]
+            left += [there[n].seconds + again[n].seconds - back[n].seconds for n in back]
+    if not left:
+        return Timing(0.0, 0.0, 0)
+    spread = max(left) - min(left)
+    seconds = max(statistics.median(left), 0.0)
+    return Timing(seconds, spread / 2 / seconds if seconds else 0.0, len(left))
+
+
+def _with_split(device: MachineDevice, split: Timing) -> MachineDevice:
+    profile = dataclasses.replace(device.profile, split_seconds=split.seconds)
+    return _with_figures(device, profile, figure_of("split_seconds", split))
 
 
 def _waited_for(one: Measured, passing: Passing) -> Measured:

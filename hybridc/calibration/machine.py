@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.measured import Measurement
 
-SCHEMA = "1.2"
-"""Files of 1.1 have no handoffs between pairs of devices: each device's own figures count there."""
+SCHEMA = "1.3"
+"""Files of 1.1 have no handoffs between pairs of devices: each device's own figures count there. In
+those of 1.2 each handoff has what comes once in a split run."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 run       a run of one part that only waits: inputs are checked, outputs handed out, and if the CPU
           is shared out, the way to the device's thread and back
+whole     a run of all of a model that a CPU device runs in one piece, less the run: its core may
+          sleep between two runs, and its caches with it
 device    a run of one small kernel on a device with memory of its own, less the run and the kernel:
           a call, both copies, and waiting where the result is read
 handoff   a run of two such kernels on two devices, one behind the other, less the run, both kernels
           and the copies at both ends: all that it takes until the second begins
+return    the same of three kernels, the last on the device of the first
 
 Kernels are those of the bundle for the memory's levels, which read a tensor and write another.
 
@@ -17,18 +20,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from hybridc.bundle.manifest import Manifest, PartSpec, TensorSpec
+from hybridc.calibration.record import Kernel
 from hybridc.calibration.timing import Clock, Timing, measure
 from hybridc.cost_models.device import DeviceProfile
+from hybridc.runtime.arrays import make_inputs
 from hybridc.runtime.loader import Model
-from hybridc.runtime.parts import CompiledPart, Function
+from hybridc.runtime.parts import CompiledPart, Function, LoadedPart
 from hybridc.runtime.tensors import HOST, Place
 from hybridc.runtime.workers import is_cpu
 
@@ -103,17 +109,19 @@ class Passing:
         known = self.run.seconds + end.seconds[count]
         return self._measure([end.parts[count]], count).without(known)
 
-    def handoffs(self, source: End, destination: End) -> dict[int, Timing]:
-        """The time until a result of one device can be read on another, by its size."""
+    def handoffs(self, *ends: End) -> dict[int, Timing]:
+        """What a run takes to hand a tensor over from device to device, by its size."""
         found = {}
-        for count in sorted(source.parts.keys() & destination.parts.keys()):
-            parts: list[_Chained] = [source.parts[count], destination.parts[count]]
-            known = self.run.seconds + source.arriving(count) + destination.leaving(count)
-            known += source.seconds[count] + destination.seconds[count]
-            cpu = next((end.name for end in (source, destination) if end.is_on_host), None)
-            if cpu is not None:
-                parts.insert(1, _idle(cpu, self.clock))
-                known += _PART_SECONDS
+        for count in sorted(set.intersection(*(set(end.parts) for end in ends))):
+            parts: list[_Chained] = [ends[0].parts[count]]
+            known = self.run.seconds + ends[0].arriving(count) + ends[-1].leaving(count)
+            for pair in itertools.pairwise(ends):
+                cpu = next((end.name for end in pair if end.is_on_host), None)
+                if cpu is not None:
+                    parts.append(_idle(cpu, self.clock))
+                    known += _PART_SECONDS
+                parts.append(pair[1].parts[count])
+            known += sum(end.seconds[count] for end in ends)
             found[count] = self._measure(parts, count).without(known)
         return found
 
@@ -125,20 +133,62 @@ class Passing:
             for index, part in enumerate(parts)
         ]
         specs = [TensorSpec(name, "float32", (count // 4,)) for name in (names[0], names[-1])]
-        own = dataclasses.replace(
-            self.manifest,
-            inputs=(specs[0],),
-            outputs=(specs[1],),
-            parts=tuple(part.spec for part in chain),
-        )
         feeds = {names[0]: np.zeros(count // 4, np.float32)}
-        with Model(own, chain) as model:
+        with Model(_manifest(self.manifest, specs[:1], specs[1:], chain), chain) as model:
+            return self.time(model, feeds)
 
-            def run(times: int) -> None:
-                for _ in range(times):
-                    model.run(feeds)
+    def time(self, model: Model, feeds: Mapping[str, Any]) -> Timing:
+        """Time runs of a model."""
 
-            return measure(run, max(self.limit, _LEAST_LIMIT), self.clock)
+        def run(times: int) -> None:
+            for _ in range(times):
+                model.run(feeds)
+
+        return measure(run, max(self.limit, _LEAST_LIMIT), self.clock)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All of a model that a CPU device runs in one piece, as a model of its own.
+
+    It is timed several times, between other measurements: neighbors on the machine, or heat, may
+    slow all of it down for seconds.
+
+    Attributes:
+        kernel: What it is.
+        model: It, loaded.
+        feeds: Inputs.
+        times: Of runs, so far.
+    """
+
+    kernel: Kernel
+    model: Model
+    feeds: Mapping[str, Any]
+    times: list[Timing] = field(default_factory=list)
+
+
+def whole_of(manifest: Manifest, kernel: Kernel, part: LoadedPart) -> Whole:
+    """A whole, ready to be timed; ``part`` is on the device whose time it is."""
+    spec = part.spec
+    inputs = [one for one in manifest.inputs if one.name in spec.inputs]
+    outputs = [one for one in manifest.outputs if one.name in spec.outputs]
+    model = Model(_manifest(manifest, inputs, outputs, [part]), [part])
+    return Whole(kernel, model, make_inputs(inputs, {}, 0))
+
+
+def _manifest(
+    manifest: Manifest,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    parts: Sequence[LoadedPart],
+) -> Manifest:
+    """A manifest of a model of some parts on a bundle's devices."""
+    return dataclasses.replace(
+        manifest,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        parts=tuple(part.spec for part in parts),
+    )
 
 
 def _renamed(part: _Chained, name: str, read: str, written: str) -> _Chained:

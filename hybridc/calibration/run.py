@@ -3,7 +3,8 @@
     call      a part that computes nothing: what every call of a part takes
     launch    one of a chain of kernels that compute next to nothing, less a call
     kernel    a group, less a call and changes of layout at its borders, and no less than a launch
-    whole     all of a model that runs in one piece: what its groups take more or less there
+    whole     all of a model that runs in one piece: what its groups take more or less there; on a
+              CPU by runs of the loader, between the measurements of the devices
     copy      tensors of several sizes to a device's memory and back: latency and bandwidth
     handoff   from each device to each other; see :mod:`hybridc.calibration.handoffs`
 
@@ -16,6 +17,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,7 +29,7 @@ from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.calibration.handoffs import Measured, complete
 from hybridc.calibration.kernel import ReadyKernel, ready
 from hybridc.calibration.machine import SCHEMA, Machine, MachineDevice
-from hybridc.calibration.passing import SIZES, End, Passing, placed
+from hybridc.calibration.passing import SIZES, End, Passing, Whole, placed, whole_of
 from hybridc.calibration.profile import Copies, Kernels, make_profile
 from hybridc.calibration.record import (
     BANDWIDTH,
@@ -41,8 +43,8 @@ from hybridc.calibration.record import (
     Kernel,
     from_json,
 )
-from hybridc.calibration.timing import Clock, Timing, measure
-from hybridc.calibration.wholes import correct
+from hybridc.calibration.timing import Clock, Timing, measure, pooled
+from hybridc.calibration.wholes import Row, correct
 from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.measured import Code as MeasuredCode
 from hybridc.cost_models.measured import Measurement
@@ -51,10 +53,10 @@ from hybridc.progress import Progress
 from hybridc.runtime.cuda import load_runtime_library
 from hybridc.runtime.library import kind_served, load_runtime
 from hybridc.runtime.machine import why_not
-from hybridc.runtime.parts import CompiledPart, load_part
+from hybridc.runtime.parts import CompiledPart, LoadedPart, load_part
 from hybridc.runtime.tensors import HOST, Place, copy, move, synchronize, to_tensor
 from hybridc.runtime.threads import Cores, available_cores, use_threads
-from hybridc.runtime.workers import cores_of
+from hybridc.runtime.workers import cores_of, is_cpu
 
 DEFAULT_SECONDS = 0.5
 """Time after which a kernel whose figure does not rest is left as it is."""
@@ -114,7 +116,33 @@ def run_calibration(
     notes: list[str] = []
     shares = cores_of(session.manifest.devices, available_cores())
     passing = Passing(session.manifest, limit, clock)
-    measured: dict[str, Measured] = {}
+    found = _devices_here(session, notes)
+    if not found:
+        raise UsageError(f"this machine has none of the bundle's devices: {'; '.join(notes)}")
+    results: dict[str, _Result] = {}
+    with ExitStack() as stack:
+        wholes = {spec.name: _wholes(session, spec, code, stack) for spec, code in found}
+        for spec, code in found:
+            run = _alone(lambda: passing.run)
+            cores = shares.get(spec.name, available_cores())
+            _alone(_time_wholes, session, wholes, passing, notes)
+            result = _alone(_measure_device, session, spec, code, cores, run, notes)
+            results[spec.name] = result
+        _alone(_time_wholes, session, wholes, passing, notes)
+        progress("between devices")
+        measured = {name: result.measured for name, result in results.items()}
+        devices = _alone(complete, measured, passing, notes.append)
+        _alone(_time_wholes, session, wholes, passing, notes)
+    made = {
+        name: _in_place(device, results[name], wholes[name], session, passing.run)
+        for name, device in devices.items()
+    }
+    return Machine(SCHEMA, hybridc.__version__, made, tuple(notes))
+
+
+def _devices_here(session: _Session, notes: list[str]) -> list[tuple[DeviceSpec, Code]]:
+    """The bundle's devices that this machine has, made ready."""
+    found = []
     for code in session.calibration.codes:
         for name in code.devices:
             spec = session.manifest.device(name)
@@ -123,14 +151,8 @@ def run_calibration(
                 notes.append(f"{name}: {reason}")
                 continue
             _prepare(session, spec)
-            run = _alone(lambda: passing.run)
-            cores = shares.get(name, available_cores())
-            measured[name] = _alone(_measure_device, session, spec, code, cores, run, notes)
-    if not measured:
-        raise UsageError(f"this machine has none of the bundle's devices: {'; '.join(notes)}")
-    progress("between devices")
-    devices = _alone(complete, measured, passing, notes.append)
-    return Machine(SCHEMA, hybridc.__version__, devices, tuple(notes))
+            found.append((spec, code))
+    return found
 
 
 def _alone(measuring: Callable[..., _Found], *arguments: Any) -> _Found:
@@ -173,11 +195,15 @@ def _measure_device(
     cores: Cores,
     run: Timing,
     notes: list[str],
-) -> Measured:
+) -> _Result:
     if spec.architecture:
         use_threads(len(cores), cores)
     number = session.calibration.codes.index(code)
-    own = [kernel for kernel in session.calibration.kernels if kernel.code == number]
+    own = [
+        kernel
+        for kernel in session.calibration.kernels
+        if kernel.code == number and (kernel.purpose != WHOLE or not is_cpu(spec))
+    ]
     timed: list[_Timed] = []
     for index, kernel in enumerate(own):
         session.progress(f"{spec.name}: kernel {index + 1} of {len(own)}")
@@ -194,16 +220,73 @@ def _measure_device(
     wholes = [
         (one.kernel, one.time.without(waiting)) for one in timed if one.kernel.purpose == WHOLE
     ]
-    corrected, ratios = correct(kernels.own, wholes)
-    made_by = MeasuredCode(code.kind, code.specification, session.calibration.versions)
+    device = MachineDevice(code.kind, code.specification, cores, profile, figures, ())
+    return _Result(Measured(device, end, _layout_per_byte(timed)), kernels.own, wholes)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What was measured on a device.
+
+    Attributes:
+        measured: The device, without times of kernels.
+        own: Kernels with their times alone.
+        wholes: Wholes with their times, if they were measured there and then.
+    """
+
+    measured: Measured
+    own: Sequence[Row]
+    wholes: Sequence[Row]
+
+
+def _wholes(session: _Session, spec: DeviceSpec, code: Code, stack: ExitStack) -> list[Whole]:
+    """The wholes of a CPU device, loaded until the stack is left."""
+    if not is_cpu(spec):
+        return []
+    number = session.calibration.codes.index(code)
+    found = []
+    for kernel in session.calibration.kernels:
+        if kernel.code != number or kernel.purpose != WHOLE:
+            continue
+        part = _load_part(session, kernel, 1)
+        if isinstance(part, CompiledPart):
+            found.append(whole_of(session.manifest, kernel, placed(part, spec.name)))
+            stack.enter_context(found[-1].model)
+    return found
+
+
+def _time_wholes(
+    session: _Session, wholes: Mapping[str, Sequence[Whole]], passing: Passing, notes: list[str]
+) -> None:
+    """Time the wholes of all devices once more."""
+    for name, own in wholes.items():
+        for whole in own:
+            session.progress(f"{name}: all of {whole.kernel.part}")
+            try:
+                whole.times.append(passing.time(whole.model, whole.feeds))
+            except Exception as error:  # a whole that does not run is left out, not the rest
+                note = f"{name}: {whole.kernel.part}: {_first_line(error)}"
+                if note not in notes:
+                    notes.append(note)
+
+
+def _in_place(
+    device: MachineDevice,
+    result: _Result,
+    wholes: Sequence[Whole],
+    session: _Session,
+    run: Timing,
+) -> MachineDevice:
+    """A device with the times of its kernels as in their models."""
+    timed = [(one.kernel, pooled(one.times).without(run.seconds)) for one in wholes if one.times]
+    corrected, ratios = correct(result.own, [*result.wholes, *timed])
+    made_by = MeasuredCode(device.kind, device.specification, session.calibration.versions)
     measurements = tuple(
         Measurement(kernel.work, made_by, time.seconds, time.spread, time.runs)
         for kernel, time in corrected
     )
-    device = MachineDevice(
-        code.kind, code.specification, cores, profile, (*figures, *ratios), measurements
-    )
-    return Measured(device, end, _layout_per_byte(timed))
+    figures = (*device.figures, *ratios)
+    return dataclasses.replace(device, figures=figures, measurements=measurements)
 
 
 @dataclass(frozen=True)
@@ -259,9 +342,13 @@ def _waiting(timed: Sequence[_Timed], end: End) -> float:
 
 
 def _load(session: _Session, kernel: Kernel, threads: int) -> ReadyKernel:
-    spec = session.part(kernel.part)
-    part = load_part(session.manifest, spec, session.bundle.read_code, session.weights, threads)
-    return ready(session.manifest, spec, part, kernel.footprint)
+    part = _load_part(session, kernel, threads)
+    return ready(session.manifest, part.spec, part, kernel.footprint)
+
+
+def _load_part(session: _Session, kernel: Kernel, threads: int) -> LoadedPart:
+    spec, read = session.part(kernel.part), session.bundle.read_code
+    return load_part(session.manifest, spec, read, session.weights, threads)
 
 
 def _without_calls(timed: Sequence[_Timed], run: Timing) -> Kernels:

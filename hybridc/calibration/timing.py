@@ -76,6 +76,15 @@ class _Samples:
         return 1.9 * _spread(self.calm) / math.sqrt(len(self.calm)) < STABLE
 
 
+def pooled(times: Sequence[Timing]) -> Timing:
+    """One time out of several that were taken at different moments, at least one."""
+    seconds = [time.seconds for time in times]
+    median = statistics.median(seconds)
+    between = (max(seconds) - min(seconds)) / 2 / median if median else 0.0
+    within = statistics.median(time.spread for time in times)
+    return Timing(median, max(between, within), sum(time.runs for time in times))
+
+
 def measure(
     run: Callable[[int], None],
     limit: float,

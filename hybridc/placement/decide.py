@@ -242,7 +242,7 @@ def _solve(case: _Case, graph: CostGraph, hardware: Hardware) -> Costs:
     except Infeasible as error:
         raise _over_budget(case, graph, hardware, error.proven) from error
     if _is_measured(problem, graph, hardware):
-        solution = prefer_one_device(problem, solution)
+        solution = prefer_one_device(problem, solution, hardware.measured_handoffs())
     return Costs(graph, hardware, problem, solution)
 
 

@@ -68,6 +68,11 @@ class Hardware:
             places.append(0 if at_home else max([0, *places]) + 1)
         return tuple(places)
 
+    def measured_handoffs(self) -> frozenset[tuple[int, int]]:
+        """Pairs of devices, by number, from one to the other of which handing over was measured."""
+        pairs = itertools.permutations(range(len(self.names)), 2)
+        return frozenset(pair for pair in pairs if _measured_way(self, *pair) is not None)
+
     def routes(self) -> dict[tuple[str, str], Route]:
         """Direct links between devices with memories of their own, given or out of profiles."""
         places = self.places()
@@ -179,8 +184,13 @@ def _figures(
     allowed: Sequence[frozenset[int]],
     places: Sequence[int],
 ) -> dict[str, Figure]:
-    once = max(hardware.models[name].profile.run_seconds for name in hardware.names)
-    seconds = Figure(_seconds(graph, hardware, allowed), _ways(hardware, places), once)
+    profiles = [hardware.models[name].profile for name in hardware.names]
+    seconds = Figure(
+        _seconds(graph, hardware, allowed),
+        _ways(hardware, places),
+        max(profile.run_seconds for profile in profiles),
+        max(profile.split_seconds for profile in profiles),
+    )
     figures = {SECONDS: seconds, DOLLARS: _dollars(hardware, places, seconds)}
     joules = _joules(graph, hardware, allowed, places, seconds)
     if joules is not None:

@@ -15,7 +15,8 @@ class Change:
 
     Attributes:
         own: Change of the group's own price.
-        copies: Change of the price of copies; above zero if moving causes more than it saves.
+        copies: Change of the price of copies, and of using several devices at all; above zero if
+            moving causes more than it saves.
     """
 
     own: float
@@ -56,8 +57,9 @@ def change_of_move(
     prices = problem.figure.groups[group]
     moved = list(placement)
     moved[group] = device
-    before = math.fsum(_price(problem, tensor, placement) for tensor in tensors)
-    after = math.fsum(_price(problem, tensor, moved) for tensor in tensors)
+    run = problem.figure.of_run
+    before = math.fsum(_price(problem, tensor, placement) for tensor in tensors) + run(placement)
+    after = math.fsum(_price(problem, tensor, moved) for tensor in tensors) + run(moved)
     return Change(prices[device] - prices[placement[group]], after - before)
 
 

@@ -9,10 +9,11 @@ costs. The model's inputs start in the host's memory, and its outputs end there.
     tensor on cuda:0 --copy to the host--+--> llvm:1 takes it --> group
                                          `--> the caller
 
-The latency of a plan is the sum over its groups and copies, and what any run takes besides: the
-time of a run whose parts wait for each other. The loader's executor runs branches on different
-devices at the same time, so for plans with such branches it is an upper bound. In a pipeline all
-devices and links work at once on different inputs, and the busiest decides.
+The latency of a plan is the sum over its groups and copies, and what any run takes besides, which
+may be more if it uses several devices: the time of a run whose parts wait for each other. The
+loader's executor runs branches on different devices at the same time, so for plans with such
+branches it is an upper bound. In a pipeline all devices and links work at once on different inputs,
+and the busiest decides.
 """
 
 from __future__ import annotations
@@ -94,11 +95,17 @@ class Figure:
         ways: Price of a copy by source device (or ``HOST``) and destination, see
             :meth:`Problem.destinations`; all figures of a problem have the same ways.
         once: Price of a run, wherever its groups are.
+        split: Further price of a run that uses more than one device.
     """
 
     groups: tuple[tuple[float, ...], ...]
     ways: Mapping[tuple[int, int], Way]
     once: float = 0.0
+    split: float = 0.0
+
+    def of_run(self, placement: Sequence[int]) -> float:
+        """Price of a run beside its groups and copies."""
+        return self.once + (self.split if len(set(placement)) > 1 else 0.0)
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,7 @@ def total(problem: Problem, name: str, placement: Sequence[int]) -> float:
     figure = problem.figures[name]
     groups = (figure.groups[group][device] for group, device in enumerate(placement))
     copies = (figure.ways[a, q].price(t.bytes) for t, a, q in problem.copies(placement))
-    return math.fsum(groups) + math.fsum(copies) + figure.once
+    return math.fsum(groups) + math.fsum(copies) + figure.of_run(placement)
 
 
 def busy(problem: Problem, placement: Sequence[int]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from hybridc.bundle.manifest import DeviceSpec
 from hybridc.bundle.read import open_bundle
 from hybridc.calibration.micro import micro_model
 from hybridc.calibration.record import CALIBRATION, from_json
-from hybridc.calibration.timing import Timing
+from hybridc.calibration.timing import FEWEST, Timing
 from hybridc.errors import BundleError, UsageError
 from hybridc.runtime import opencl
 from hybridc.runtime.__main__ import COMPILER
@@ -80,13 +80,14 @@ def test_every_group_is_measured_on_every_device(calibration):
         assert all(row["seconds"] > 0 and row["runs"] >= 5 for row in device["measurements"])
         names = {figure["name"] for figure in device["figures"]}
         assert names >= {"launch_seconds", "peaks.float32", "memory.memory", "handoff_seconds"}
-        assert "run_seconds" in names
+        assert names >= {"run_seconds", "split_seconds"}
         assert all(figure["source"] == MEASURED for figure in device["figures"])
         assert all(0 <= figure["confidence"] <= 1 for figure in device["figures"])
         assert device["profile"]["source"] == CALIBRATED
         assert device["cores"]
         (ratio,) = (f for f in device["figures"] if f["name"].startswith("in_place."))
         assert ratio["value"] > 0
+        assert ratio["runs"] >= 4 * FEWEST, "before, between and after both devices, and at the end"
     if len(os.sched_getaffinity(0)) > 1:
         first, second = (set(device["cores"]) for device in machine["devices"].values())
         assert not first & second, "each half has cores of its own"

@@ -1,12 +1,13 @@
 """What passing tensors on takes, out of times that stand in for runs."""
 
 import dataclasses
+import itertools
 
 import pytest
 from hybridc.cost_models.device import DeviceProfile, MemoryLevel
 from hybridc.cost_models.link import Route
 
-from hybridc.calibration.handoffs import Measured, complete, fit_route
+from hybridc.calibration.handoffs import Measured, complete, fit_route, split_of
 from hybridc.calibration.machine import MachineDevice
 from hybridc.calibration.passing import End
 from hybridc.calibration.timing import Timing
@@ -25,22 +26,26 @@ def timing(seconds):
 
 
 class Runs:
-    """Stands in for runs: handing over takes the sum of what both ends take, and bytes."""
+    """Stands in for runs: handing over takes the sum of what both ends take, and bytes.
 
-    def __init__(self, around, refused=()):
-        self.around, self.refused = around, refused
+    A split takes something besides, once.
+    """
+
+    def __init__(self, around, refused=(), split=0.0):
+        self.around, self.refused, self.split = around, set(refused), split
 
     def there_and_back(self, end):
         if self.around is None:
             raise RuntimeError("it does not run")
         return timing(self.around)
 
-    def handoffs(self, source, destination):
-        if (source.name, destination.name) in self.refused:
+    def handoffs(self, *ends):
+        pairs = list(itertools.pairwise(end.name for end in ends))
+        if not self.refused.isdisjoint(pairs):
             raise RuntimeError("no way")
         fixed = {"a": 1e-5, "b": 2e-5, "g": 4e-5}
-        latency = fixed[source.name] + 10 * fixed[destination.name]
-        return {count: timing(latency + count * 1e-9) for count in SIZES}
+        latency = sum(fixed[source] + 10 * fixed[destination] for source, destination in pairs)
+        return {count: timing(self.split + latency + len(pairs) * count * 1e-9) for count in SIZES}
 
 
 def measured(layout=0.0, **profiles):
@@ -65,6 +70,25 @@ def test_each_ordered_pair_has_a_route():
     assert found["a"].profile.handoff_seconds == pytest.approx(1.2e-4), "of the other CPU, no GPU"
     (general,) = (figure for figure in found["a"].figures if figure.name == "handoff_seconds")
     assert general.value == pytest.approx(1.2e-4)
+
+
+@pytest.mark.parametrize("split", [0.0, 7e-5])
+def test_what_a_split_takes_once_is_no_handoff(split):
+    """Two handoffs and a run there and back tell one from the other."""
+    found = complete(measured(a=CPU, b=CPU, g=GPU), Runs(1e-3, split=split), print)
+    splits = [one.profile.split_seconds for one in found.values()]
+    assert splits == pytest.approx([split] * 3)
+    assert found["a"].profile.handoffs["b"].latency_seconds == pytest.approx(1.2e-4)
+    (figure,) = (one for one in found["g"].figures if one.name == "split_seconds")
+    assert (figure.value, figure.runs) == (pytest.approx(split), 2 * 6)
+
+
+def test_times_that_contradict_each_other_make_no_split():
+    """A run there and back that seems to take longer than both handoffs; and none at all."""
+    there, back = {4: timing(1e-4)}, {4: timing(3e-4)}
+    assert split_of({("a", "b"): there, ("b", "a"): there, ("a", "b", "a"): back}).seconds == 0
+    assert split_of({("a", "b"): there}).seconds == 0
+    assert split_of({("a", "b"): there, ("a", "b", "a"): there}).runs == 0
 
 
 def test_changes_of_layout_at_both_ends_count():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hybridc.calibration.timing import BATCH_SECONDS, ENOUGH, FEWEST, Timing, measure
+from hybridc.calibration.timing import BATCH_SECONDS, ENOUGH, FEWEST, Timing, measure, pooled
 
 
 class Machine:
@@ -25,6 +25,14 @@ class Machine:
 
     def measure(self, limit=10.0):
         return measure(self.run, limit, lambda: self.now, lambda: self.taken)
+
+
+def test_times_of_several_moments_are_pooled():
+    """The median counts, and what lies between the moments as spread, if it is more than theirs."""
+    slow, usual, fast = (Timing(seconds, 0.1, 5) for seconds in (4.0, 2.0, 1.8))
+    assert pooled([slow, usual, fast]) == Timing(2.0, pytest.approx(1.1 / 2), 15)
+    assert pooled([usual]) == usual
+    assert pooled([usual, usual, fast]) == Timing(2.0, 0.1, 15)
 
 
 def test_a_steady_kernel_rests_at_once():

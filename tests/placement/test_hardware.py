@@ -168,6 +168,17 @@ def test_taking_costs_the_time_of_both_ends():
     assert dollars[1, taker_of(problem.places, 0)].fixed == pytest.approx(3 * (3.0 - 1.1e-5))
 
 
+def test_pairs_of_which_handing_over_was_measured():
+    assert with_handoffs(a=3.0, b=2.0).measured_handoffs() == {(0, 2), (1, 2), (2, 0), (2, 1)}
+    assert hardware(a=CPU, g=GPU).measured_handoffs() == frozenset()
+
+
+def test_a_run_takes_more_on_several_devices():
+    cpu = dataclasses.replace(CPU, run_seconds=2.0, split_seconds=3.0)
+    figure = problem_of(hardware(a=cpu, b=CPU)).figures[SECONDS]
+    assert [figure.of_run(p) for p in ((), (0, 0), (1,), (0, 1))] == [2.0, 2.0, 2.0, 5.0]
+
+
 def test_two_machines():
     link = {("a", "b"): Route(1.0, 1e6), ("b", "a"): Route(2.0, 1e6)}
     ways = problem_of(hardware(link, a=CPU, b=CPU, c=GPU)).figures[SECONDS].ways
@@ -255,7 +266,7 @@ def test_every_tensor_is_copied_once_to_each_memory(graph, data):
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**6), st.data())
 def test_the_change_of_a_move_is_exact(seed, data):
-    problem = random_problem(seed, 3, 6, forbid=0.0)
+    problem = random_problem(seed, 3, 6, forbid=0.0, split=seed % 2)
     placement = tuple(data.draw(st.integers(0, 2)) for _ in range(6))
     group, device = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 2))
     change = change_of_move(problem, placement, group, device, tensors_of(problem)[group])

@@ -3,6 +3,8 @@
 two devices, no limits                a minimum cut
 else, small enough                    the integer program, started from the local search
 a sum over many groups                blocks by themselves, then the local search over all
+
+Where a split has a price of its own, one device for everything is looked at besides.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from hybridc.placement.solvers.integer_program import IntegerProgram
 from hybridc.placement.solvers.local_search import LocalSearch, starts
 from hybridc.placement.solvers.minimum_cut import MinimumCut
 from hybridc.placement.solvers.protocol import Solver
+from hybridc.placement.solvers.split import solve_splits
 
 DEFAULT_SECONDS = 10.0
 
@@ -32,6 +35,11 @@ def solve(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Solution:
     Raises:
         Infeasible: No placement keeps the limits, or none was found in the time.
     """
+    return solve_splits(problem, lambda plain: _solve(plain, seconds))
+
+
+def _solve(problem: Problem, seconds: float) -> Solution:
+    """The best placement where a split as such has no price."""
     cut: Solver = MinimumCut()
     if cut.why_not(problem) is None:
         return cut.solve(problem, seconds)

@@ -3,10 +3,13 @@
 What a model takes as a whole on a device is measured, and the groups' times add up to it. What a
 split takes is put together of groups and copies that were measured one by one, and is known less
 well. A split that is to win a few percent by such figures loses as often, so one device is taken.
-The same holds where a split is to win less than what handing tensors over was seen to take besides.
+The same holds where a split is to win less than what handing tensors over was seen to take besides,
+between devices of which that was not measured.
 """
 
 from __future__ import annotations
+
+from collections.abc import Set
 
 from hybridc.placement.problem import HOST, LATENCY, Placement, Problem, Solution, objective
 from hybridc.placement.solvers.local_search import preferring
@@ -15,15 +18,23 @@ NEARLY = 0.03
 """How much longer than the best plan a run on one device may take."""
 
 DOUBT_SECONDS = 1e-4
-"""What a tensor that is handed over may take beyond what is counted. On a machine with a CPU and a
-GPU by two drivers, plans of two parts took 0.06 to 0.36 ms longer than the sum of what was measured
-of them."""
+"""What handing a tensor over may take beyond what is counted, if that was not measured. On a
+machine with a CPU and a GPU by two drivers, plans of two parts took 0.06 to 0.36 ms longer than the
+sum of what was measured of both devices alone."""
+
+Pairs = Set[tuple[int, int]]
+"""Devices that hand over, and those that take."""
 
 
-def prefer_one_device(problem: Problem, found: Solution) -> Solution:
+def prefer_one_device(problem: Problem, found: Solution, measured: Pairs = frozenset()) -> Solution:
     """All on one device as far as it may, if that is nearly as good as the plan that was found.
 
     The bound is that of the plan found, so the gap tells what was given up.
+
+    Args:
+        problem: The problem.
+        found: The plan.
+        measured: Pairs of devices between which handing over was measured.
     """
     if problem.objective != LATENCY or not problem.groups:
         return found
@@ -32,17 +43,18 @@ def prefer_one_device(problem: Problem, found: Solution) -> Solution:
         return found
     devices = range(len(problem.devices))
     plain = min((preferring(problem, d) for d in devices), key=lambda one: objective(problem, one))
-    doubt = DOUBT_SECONDS * handed_over(problem, found.placement)
+    doubt = DOUBT_SECONDS * handed_over(problem, found.placement, measured)
     most = (1 + NEARLY) * objective(problem, found.placement) + doubt
     if len(set(plain)) >= len(used) or objective(problem, plain) > most:
         return found
     return Solution(plain, found.bound, f"{found.solver}, one device")
 
 
-def handed_over(problem: Problem, placement: Placement) -> int:
-    """How many tensors devices pass to others, once for each that reads them."""
-    return sum(
-        len({placement[reader] for reader in tensor.readers} - {placement[tensor.source]})
+def handed_over(problem: Problem, placement: Placement, measured: Pairs = frozenset()) -> int:
+    """How many tensors devices pass to others, once for each; without pairs that were measured."""
+    pairs = [
+        {(placement[tensor.source], placement[reader]) for reader in tensor.readers}
         for tensor in problem.tensors
         if tensor.source != HOST
-    )
+    ]
+    return sum(1 for own in pairs for a, b in own - measured if a != b)

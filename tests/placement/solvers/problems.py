@@ -57,7 +57,7 @@ def make_tensors(count, source):
     return (*tensors, Tensor("x", source.randint(0, 5), HOST, tuple(sorted(readers))))
 
 
-def make_problem(seed, devices, groups, objective_name="latency", forbid=0.2):
+def make_problem(seed, devices, groups, objective_name="latency", forbid=0.2, split=0.0):
     source = random.Random(seed)
     places = source.choice(PLACES[devices])
     tensors = make_tensors(groups, source)
@@ -74,7 +74,7 @@ def make_problem(seed, devices, groups, objective_name="latency", forbid=0.2):
             for row, a in zip(rows, allowed, strict=True)
         ]
         once = 2.5 * (seed % 3)
-        figures[name] = Figure(tuple(kept), make_ways(keys, source), once)
+        figures[name] = Figure(tuple(kept), make_ways(keys, source), once, split)
     return Problem(
         devices=tuple(f"d{i}" for i in range(devices)),
         places=places,
@@ -87,7 +87,7 @@ def make_problem(seed, devices, groups, objective_name="latency", forbid=0.2):
     )
 
 
-def problems(devices=(1, 2, 3), largest=6, objectives=("latency",)):
+def problems(devices=(1, 2, 3), largest=6, objectives=("latency",), splits=(0.0,)):
     """Problems as a hypothesis strategy."""
     return st.builds(
         make_problem,
@@ -96,6 +96,7 @@ def problems(devices=(1, 2, 3), largest=6, objectives=("latency",)):
         st.integers(1, largest),
         st.sampled_from(objectives),
         st.sampled_from((0.0, 0.2)),
+        st.sampled_from(splits),
     )
 
 

@@ -49,6 +49,8 @@ def test_what_is_handed_over_is_in_doubt(tensors, is_split):
     assert best.placement == (0, 0, 1, 0)
     assert handed_over(problem, best.placement) == tensors
     assert (prefer_one_device(problem, best) == best) is is_split
+    assert handed_over(problem, best.placement, {(0, 1)}) == 0
+    assert prefer_one_device(problem, best, {(0, 1)}) == best, "it was measured, so it is known"
 
 
 def test_limits_are_kept_and_other_objectives_stay():

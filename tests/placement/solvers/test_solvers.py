@@ -37,6 +37,7 @@ from tests.placement.solvers.problems import (
 )
 
 SUMS = ("latency", "energy", "cost")
+SPLITS = (0.0, 1.0, 8.0)
 
 
 def close(value):
@@ -105,13 +106,28 @@ def test_limits_are_kept_at_the_least_price(problem, data):
     assert found.bound == close(best)
 
 
-@settings(max_examples=500, deadline=None)
-@given(problems(objectives=OBJECTIVES))
+@settings(max_examples=1000, deadline=None)
+@given(problems(objectives=OBJECTIVES, splits=SPLITS))
 def test_the_choice_is_exact_on_small_problems(problem):
     found = solve(problem, 60)
     best = brute_force(problem)
     assert objective(problem, found.placement) == close(best)
-    assert found.bound <= best * (1 + 1e-6)
+    assert found.bound == close(best)
+
+
+@settings(max_examples=500, deadline=None)
+@given(problems(largest=5, objectives=OBJECTIVES, splits=SPLITS), st.data())
+def test_the_choice_is_exact_with_limits(problem, data):
+    problem = limits_of(problem, data.draw)
+    best = brute_force(problem)
+    try:
+        found = solve(problem, 60)
+    except Infeasible:
+        assert best == math.inf
+        return
+    assert is_feasible(problem, found.placement)
+    assert objective(problem, found.placement) == close(best)
+    assert found.bound == close(best)
 
 
 @settings(max_examples=500, deadline=None)
