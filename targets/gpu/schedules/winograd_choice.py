@@ -11,7 +11,7 @@ image (:mod:`.product`).
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from hybridc.targets.gpu.schedules.product import MIN_EXTENT
 from hybridc.targets.gpu.schedules.tile_choice import least_clocks
@@ -106,8 +106,8 @@ def winograd_problem(geometry: Geometry) -> Problem:
 
 def winograd_choices(geometry: Geometry) -> dict[Figures, int]:
     """Outputs of a tile that can be chosen, those that take the least time first."""
-    sizes = [NONE, *(size for size in SIZES if _fits(_with_size(geometry, size)))]
-    ranked = sorted(sizes, key=lambda size: clocks(_with_size(geometry, size)))
+    sizes = [NONE, *(size for size in SIZES if _fits(replace(geometry, size=size)))]
+    ranked = sorted(sizes, key=lambda size: clocks(replace(geometry, size=size)))
     return {figures(size=size): size for size in ranked}
 
 
@@ -136,7 +136,3 @@ def _elements(geometry: Geometry) -> int:
     """Transformed inputs and products."""
     g = geometry
     return g.positions * g.tiles * (g.channels + g.filters)
-
-
-def _with_size(geometry: Geometry, size: int) -> Geometry:
-    return Geometry(*geometry.encode()[:-1], size)
