@@ -130,7 +130,7 @@ class _Reader:
 
     def _kernel(self, variable: Any) -> tirx.PrimFunc | None:
         """The tensor program whose call a variable is bound to."""
-        value = self.values.get(variable)
+        value: Any = self.values.get(variable)
         is_call = getattr(getattr(value, "op", None), "name", "") == "relax.call_tir"
         return self.module[value.args[0]] if is_call and len(value.args) == 2 else None
 

@@ -44,7 +44,7 @@ def fuse_before_means(module: tvm.IRModule) -> tvm.IRModule:
     declared: dict[Any, Any] = {}
 
     def changed(binding: Any) -> Any:
-        value = values[binding.var]
+        value: Any = values[binding.var]
         function = _kernel(module, value)
         if function is None or not _is_mean(function):
             return binding

@@ -26,8 +26,13 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (
 from hybridc.targets.llvm.schedules.blocks import loads_of, store_of
 from hybridc.targets.llvm.schedules.emitter import Emitter
 from hybridc.targets.llvm.schedules.extents import blocked_extents
-from hybridc.targets.llvm.schedules.finishing import finish_of, lane_last, may_fold, moved_place
-from hybridc.targets.llvm.schedules.layouts import IN_BLOCKS
+from hybridc.targets.llvm.schedules.finishing import (
+    blocks_of_result,
+    finish_of,
+    lane_last,
+    may_fold,
+    moved_place,
+)
 from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import tirx
@@ -42,8 +47,9 @@ def schedule_blocked_convolution(schedule: Schedule, cpu: Cpu) -> Schedule:
     """
     anchor, sizes = annotated_anchor(schedule, BLOCKED)
     geometry = Geometry(*sizes)
+    moves = blocks_of_result(store_of(anchor))
     return schedule_around(
-        schedule, cpu, anchor, lambda final: _nest(geometry, cpu, anchor, final), moves=IN_BLOCKS
+        schedule, cpu, anchor, lambda final: _nest(geometry, cpu, anchor, final), moves=moves
     )
 
 
@@ -57,7 +63,7 @@ def _nest(geometry: Geometry, cpu: Cpu, anchor: Any, final: Any | None) -> Any:
     )
     folds = extents.is_fixed or extents.keeps_plane
     tiling = choose_tiling(geometry, cpu, folds and may_fold(final, store), extents.is_fixed)
-    place = moved_place(final, store, IN_BLOCKS) or lane_last
+    place = moved_place(final, store, blocks_of_result(store)) or lane_last
     finish, dtype = finish_of(store, final, place), str(store.buffer.dtype)
     return Emitter(geometry, tiling, data, weight, finish, dtype, extents=extents).nest()
 

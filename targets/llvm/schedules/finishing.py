@@ -30,6 +30,10 @@ Place = Callable[[Sequence[Any], Any], Sequence[Any]]
 """``(indices without the lane, lane)`` to the indices of a result."""
 
 
+Vectors = tuple[str, int]
+"""Layout of an anchor's result, and how many channels its vectors hold, which are neighbors."""
+
+
 def lane_last(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
     """The place of a result in a blocked tensor."""
     return [*indices, lane]
@@ -78,19 +82,18 @@ def _vectorized(lane: Any, lanes: int, body: Any) -> Any:
     return tirx.For(lane, first, count, tirx.ForKind.VECTORIZED, body)
 
 
-def moved_place(final: Any | None, store: Any, before: str) -> Place | None:
+def moved_place(final: Any | None, store: Any, before: Vectors) -> Place | None:
     """Where a block that finishes an anchor has a result, if that is in another layout.
 
     Args:
         final: The block, or ``None``.
         store: The store of the anchor's block.
-        before: Layout of the anchor's result, whose vectors hold as many channels as there are in
-            a block of channels.
+        before: Layout of the anchor's result, and the channels of its vectors.
     """
     if final is None or not reads_moved(final, store, before):
         return None
-    if before == LAST:
-        lanes = final.iter_vars[-1].dom.extent
+    layout, lanes = before
+    if layout == LAST:
 
         def in_blocks(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
             image, row, column, first = indices
@@ -100,16 +103,22 @@ def moved_place(final: Any | None, store: Any, before: str) -> Place | None:
 
     def last(indices: Sequence[Any], lane: Any) -> Sequence[Any]:
         image, block, row, column = indices
-        return [image, row, column, block * store.buffer.shape[-1] + lane]
+        return [image, row, column, block * lanes + lane]
 
     return last
 
 
-def reads_moved(final: Any, store: Any, before: str) -> bool:
+def reads_moved(final: Any, store: Any, before: Vectors) -> bool:
     """Whether a block reads an anchor's result in the other of the layouts LAST and IN_BLOCKS."""
     loads = [load for load in loads_of(final) if load.source.same_as(store.buffer)]
-    after = IN_BLOCKS if before == LAST else LAST
-    return bool(loads) and is_move(loads, final.iter_vars, before, after)
+    layout, lanes = before
+    after = IN_BLOCKS if layout == LAST else LAST
+    return bool(loads) and is_move(loads, final.iter_vars, layout, after, lanes)
+
+
+def blocks_of_result(store: Any) -> Vectors:
+    """The vectors of a result whose channels are in blocks."""
+    return IN_BLOCKS, int(store.buffer.shape[-1])
 
 
 def may_fold(final: Any | None, store: Any) -> bool:
@@ -119,7 +128,7 @@ def may_fold(final: Any | None, store: Any) -> bool:
     """
     if final is None:
         return True
-    if reads_moved(final, store, IN_BLOCKS):
+    if reads_moved(final, store, blocks_of_result(store)):
         return _reads_only_channels(final, store)
     _, _, *spatial, _ = axes_of(final)
     plane = list(store.buffer.shape[2:-1])

@@ -35,20 +35,18 @@ def schedule_integer(schedule: Schedule, cpu: Cpu, attribute: str, nest: Nest) -
     """
     anchor, sizes = annotated_anchor(schedule, attribute)
     geometry = Geometry(*sizes)
+    vectors = LAST, geometry.lanes
 
     def write(final: Any | None) -> Any:
         store: Any = store_of(anchor)
         data, weight = _operands(anchor, store)
-        moved = moved_place(final, store, LAST)
+        moved = moved_place(final, store, vectors)
         finish = finish_of(store, final, moved or _at_lane)
         if moved is not None:
             finish = _one_by_one(finish, geometry.lanes)
         return nest(geometry, data, weight, store.buffer, finish)
 
-    may_move = geometry.filters % geometry.lanes == 0
-    return schedule_around(
-        schedule, cpu, anchor, write, repeats=True, moves=LAST if may_move else None
-    )
+    return schedule_around(schedule, cpu, anchor, write, repeats=True, moves=vectors)
 
 
 def _operands(anchor: Any, store: Any) -> tuple[Any, Any]:

@@ -42,7 +42,11 @@ def place_of_pixel(pixel: Sequence[Any], layout: str, lanes: int) -> list[Any]:
 
 
 def is_move(
-    loads: Sequence[tvm.ir.TensorLoad], axes: Sequence[Any], before: str, after: str
+    loads: Sequence[tvm.ir.TensorLoad],
+    axes: Sequence[Any],
+    before: str,
+    after: str,
+    lanes: int | None = None,
 ) -> bool:
     """Whether a block reads, for each element of its result, the same one in another layout.
 
@@ -51,6 +55,7 @@ def is_move(
         axes: The block's, with the extents of its result.
         before: Layout of the operand.
         after: Layout of the result.
+        lanes: Channels that a block must have; any number if it is not given.
     """
     source = list(loads[0].source.shape)
     result = [axis.dom.extent for axis in axes]
@@ -58,9 +63,11 @@ def is_move(
         return False
     if not all(isinstance(size, tirx.IntImm) for size in (*source, *result)):
         return False
-    lanes = int(source[-1] if before == IN_BLOCKS else result[-1])
+    found = int(source[-1] if before == IN_BLOCKS else result[-1])
+    if IN_BLOCKS in (before, after) and lanes not in (None, found):
+        return False
     sizes = _sizes(source, before), _sizes(result, after)
-    wanted = place_of_pixel(pixel_of([a.var for a in axes], after, lanes), before, lanes)
+    wanted = place_of_pixel(pixel_of([a.var for a in axes], after, found), before, found)
     analyzer = tvm.sym.Analyzer()
     for axis in axes:
         analyzer.bind(axis.var, axis.dom)

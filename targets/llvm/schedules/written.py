@@ -19,7 +19,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     may_repeat,
     store_of,
 )
-from hybridc.targets.llvm.schedules.finishing import reads_moved
+from hybridc.targets.llvm.schedules.finishing import Vectors, reads_moved
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
 from hybridc.targets.llvm.schedules.loops import Misfit
@@ -47,7 +47,7 @@ def schedule_around(
     write: Callable[[Any | None], Any],
     within: Collection[str] = (),
     repeats: bool = False,
-    moves: str | None = None,
+    moves: Vectors | None = None,
 ) -> Schedule:
     """Put loops written out in place of an anchor's and of the block's that finishes it.
 
@@ -58,7 +58,7 @@ def schedule_around(
         write: From the final block, or ``None``, to the loops of both.
         within: Names of blocks before the anchor that those loops do without.
         repeats: Whether they compute some elements twice.
-        moves: Layout of the anchor's result, if the final block may have its own in another one.
+        moves: Layout of the anchor's result, if the final block's result may have another one.
     """
     inline_spatial_blocks(schedule)
     final = _final_block(schedule, anchor.name_hint, repeats, moves)
@@ -74,7 +74,7 @@ def schedule_around(
     return _with_nest(schedule, name, nest, dropped)
 
 
-def _final_block(schedule: Schedule, name: str, repeats: bool, moves: str | None) -> Any | None:
+def _final_block(schedule: Schedule, name: str, repeats: bool, moves: Vectors | None) -> Any | None:
     """The block that alone reads the anchor, element for element; ``None`` without one.
 
     Where the loops repeat elements, there is none either if it must not see one twice.
