@@ -126,8 +126,11 @@ def _chain(
     weights: Any, call: Any, calls: Mapping[Any, Any], readers: Mapping[Any, list[Any]]
 ) -> _Chain | None:
     """The chain around what may be a softmax."""
-    (scores, *others), after = call.args[1].fields, readers.get(weights, [])
-    if others or scores not in calls or len(readers[scores]) != 1 or len(after) != 1:
+    operands, after = call.args[1].fields, readers.get(weights, [])
+    if len(operands) != 1 or operands[0] not in calls or len(after) != 1:
+        return None
+    scores = operands[0]
+    if len(readers[scores]) != 1:
         return None
     result = after[0]
     if result not in calls:

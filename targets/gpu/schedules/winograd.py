@@ -12,6 +12,7 @@ The product between them is one like all others (:mod:`.tiles`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,9 +170,9 @@ class _Writer:
         return self._grid(g.filters, body)
 
     def _finished(self, finish: Finish, place: Sequence[Any], line: Sequence[Any]) -> list[Any]:
-        """Statements that finish and store one row of a tile; at once if none is ever cut off."""
+        """Statements that finish and store one row of a tile, in pieces that are never cut."""
         g = self.geometry
-        lanes = 1 if g.columns % g.size else g.size
+        lanes = math.gcd(g.columns, g.size)
         statements: list[Any] = []
         *front, column = place
         for x in range(0, g.size, lanes):
