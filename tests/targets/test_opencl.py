@@ -99,6 +99,8 @@ FAMILIES = """
     test_and_bcast4v3d test_argmax_default_axis_random test_atan
     test_bitshift_left_uint8 test_bitwise_and_ui64_bcast_3v1d test_cast_FLOAT_to_FLOAT8E4M3FN
     test_clip_default_int8_inbounds test_compress_0 test_constant_pad
+    test_constantofshape_float_ones test_hannwindow
+    test_resize_downsample_sizes_linear_antialias
     test_convinteger_with_padding test_convtranspose_dilations
     test_depthtospace_crd_mode_example test_dequantizelinear_axis test_div_int32_trunc
     test_matmul_3d test_equal_bcast test_gather_elements_negative_indices
