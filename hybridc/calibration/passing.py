@@ -19,7 +19,6 @@ long sleeps, its core perhaps too, and both have to be woken, as in a run of a m
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ import numpy as np
 
 from hybridc.bundle.manifest import Manifest, PartSpec, TensorSpec
 from hybridc.calibration.record import Kernel
-from hybridc.calibration.timing import Clock, Timing, measure
+from hybridc.calibration.timing import Clock, Timing, measure, pooled
 from hybridc.cost_models.device import DeviceProfile
 from hybridc.runtime.arrays import make_inputs
 from hybridc.runtime.loader import Model
@@ -87,18 +86,24 @@ class Passing:
         manifest: The bundle's description.
         limit: Seconds for each figure, if they are enough.
         clock: Seconds that count.
+        runs: What runs took beside their parts, so far; see :meth:`time_run`.
     """
 
     manifest: Manifest
     limit: float
     clock: Clock = time.perf_counter
+    runs: list[Timing] = field(default_factory=list)
 
-    @functools.cached_property
+    @property
     def run(self) -> Timing:
-        """What a run takes beside its parts."""
+        """What a run takes beside its parts, by all that was timed so far."""
+        return pooled(self.runs)
+
+    def time_run(self) -> None:
+        """Time what a run takes beside its parts, once more."""
         names = [device.name for device in self.manifest.devices if is_cpu(device)]
         idle = _idle(names[0] if names else "", self.clock)
-        return self._measure([idle], min(SIZES)).without(_PART_SECONDS)
+        self.runs.append(self._measure([idle], min(SIZES)).without(_PART_SECONDS))
 
     def there_and_back(self, end: End) -> Timing:
         """What a run on a device with memory of its own takes beside the kernel.

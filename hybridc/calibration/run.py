@@ -30,7 +30,7 @@ from hybridc.calibration.handoffs import Measured, complete
 from hybridc.calibration.kernel import ReadyKernel, ready
 from hybridc.calibration.machine import SCHEMA, Machine, MachineDevice
 from hybridc.calibration.passing import SIZES, End, Passing, Whole, placed, whole_of
-from hybridc.calibration.profile import Copies, Kernels, make_profile
+from hybridc.calibration.profile import Copies, Kernels, figure_of, make_profile
 from hybridc.calibration.record import (
     BANDWIDTH,
     CALIBRATION,
@@ -123,10 +123,9 @@ def run_calibration(
     with ExitStack() as stack:
         wholes = {spec.name: _wholes(session, spec, code, stack) for spec, code in found}
         for spec, code in found:
-            run = _alone(lambda: passing.run)
             cores = shares.get(spec.name, available_cores())
             _alone(_time_wholes, session, wholes, passing, notes)
-            result = _alone(_measure_device, session, spec, code, cores, run, notes)
+            result = _alone(_measure_device, session, spec, code, cores, passing.run, notes)
             results[spec.name] = result
         _alone(_time_wholes, session, wholes, passing, notes)
         progress("between devices")
@@ -258,7 +257,8 @@ def _wholes(session: _Session, spec: DeviceSpec, code: Code, stack: ExitStack) -
 def _time_wholes(
     session: _Session, wholes: Mapping[str, Sequence[Whole]], passing: Passing, notes: list[str]
 ) -> None:
-    """Time the wholes of all devices once more."""
+    """Time a run without work, and the wholes of all devices, once more."""
+    passing.time_run()
     for name, own in wholes.items():
         for whole in own:
             session.progress(f"{name}: all of {whole.kernel.part}")
@@ -277,7 +277,7 @@ def _in_place(
     session: _Session,
     run: Timing,
 ) -> MachineDevice:
-    """A device with the times of its kernels as in their models."""
+    """A device with the times of its kernels as in their models, beside what a run takes."""
     timed = [(one.kernel, pooled(one.times).without(run.seconds)) for one in wholes if one.times]
     corrected, ratios = correct(result.own, [*result.wholes, *timed])
     made_by = MeasuredCode(device.kind, device.specification, session.calibration.versions)
@@ -285,8 +285,12 @@ def _in_place(
         Measurement(kernel.work, made_by, time.seconds, time.spread, time.runs)
         for kernel, time in corrected
     )
-    figures = (*device.figures, *ratios)
-    return dataclasses.replace(device, figures=figures, measurements=measurements)
+    figure = figure_of("run_seconds", run)
+    kept = [figure if one.name == figure.name else one for one in device.figures]
+    profile = dataclasses.replace(device.profile, run_seconds=run.seconds)
+    return dataclasses.replace(
+        device, profile=profile, figures=(*kept, *ratios), measurements=measurements
+    )
 
 
 @dataclass(frozen=True)

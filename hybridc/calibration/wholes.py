@@ -20,12 +20,16 @@ from hybridc.cost_models.cost import MEASURED
 
 Row = tuple[Kernel, Timing]
 
+_LOST = 1.0
+"""Spread from which on a time says nothing."""
+
 
 def correct(own: Sequence[Row], wholes: Sequence[Row]) -> tuple[list[Row], tuple[Figure, ...]]:
     """Times of groups as in their models, and a figure for each whole.
 
-    A whole with a group that was not measured says nothing. A group of several wholes gets the
-    geometric mean of what they say.
+    A whole with a group that was not measured says nothing, nor does one of whose time nothing was
+    left when a run's was taken off. A group of several wholes gets the geometric mean of what they
+    say.
 
     Args:
         own: Kernels with their times alone.
@@ -45,8 +49,8 @@ def correct(own: Sequence[Row], wholes: Sequence[Row]) -> tuple[list[Row], tuple
 
 
 def _ratio(whole: Kernel, time: Timing, alone: Mapping[str, float]) -> float | None:
-    """How much longer the whole takes than its groups; ``None`` if one of them is not known."""
-    if not all(signature in alone for signature in whole.groups):
+    """How much longer the whole takes than its groups; ``None`` if it or one of them is unknown."""
+    if time.spread >= _LOST or not all(signature in alone for signature in whole.groups):
         return None
     return time.seconds / sum(alone[signature] for signature in whole.groups)
 

@@ -85,9 +85,11 @@ def test_every_group_is_measured_on_every_device(calibration):
         assert all(0 <= figure["confidence"] <= 1 for figure in device["figures"])
         assert device["profile"]["source"] == CALIBRATED
         assert device["cores"]
-        (ratio,) = (f for f in device["figures"] if f["name"].startswith("in_place."))
-        assert ratio["value"] > 0
-        assert ratio["runs"] >= 4 * FEWEST, "before, between and after both devices, and at the end"
+        (run,) = (f for f in device["figures"] if f["name"] == "run_seconds")
+        assert run["value"] == device["profile"]["run_seconds"]
+        assert run["runs"] >= 4 * FEWEST, "before, between and after both devices, and at the end"
+        for ratio in (f for f in device["figures"] if f["name"].startswith("in_place.")):
+            assert ratio["value"] > 0, "none, if so small a model is lost in a run's time"
     if len(os.sched_getaffinity(0)) > 1:
         first, second = (set(device["cores"]) for device in machine["devices"].values())
         assert not first & second, "each half has cores of its own"

@@ -98,7 +98,10 @@ def test_passing_is_measured_between_two_devices(halves):
     """Each way, with tensors of each size that both have a kernel for."""
     manifest, ends = halves
     found = Passing(manifest, 0.02)
+    found.time_run()
+    found.time_run()
     assert found.run.seconds > 0
+    assert found.run.runs == sum(time.runs for time in found.runs)
     first, second = ends
     for source, destination in ((first, second), (second, first)):
         times = found.handoffs(source, destination)

@@ -44,3 +44,11 @@ def test_a_group_of_two_models_is_between_what_they_say():
 def test_a_whole_with_a_group_that_is_not_known_says_nothing():
     own = [group("a", 1.0)]
     assert correct(own, [whole("w", 9.0, ("a", "missing"))]) == (own, ())
+
+
+def test_a_whole_whose_time_was_lost_says_nothing():
+    """A run that was slow when it was timed alone leaves nothing of the whole, and says so."""
+    own = [group("a", 1.0)]
+    kernel, time = whole("w", 2.0, ("a",))
+    assert correct(own, [(kernel, time.without(3.0))]) == (own, ())
+    assert seconds_of(correct(own, [(kernel, time.without(0.5))])[0]) == {"a": 1.5}
