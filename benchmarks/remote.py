@@ -156,6 +156,11 @@ class Result:
         """Time of the choice over that of the better of all here and all there."""
         return self.chosen / min(self.local, self.remote)
 
+    @property
+    def is_of_better(self) -> bool:
+        """Whether the choice was the better of the two, so that one plan was measured twice."""
+        return self.plan == ("local" if self.local <= self.remote else "remote")
+
 
 def measure(
     bundle: Path, address: str, inputs: Inputs, options: argparse.Namespace
