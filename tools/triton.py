@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".cache" / "triton"
 
-_READY_SECONDS = 60.0
+_READY_SECONDS = 120.0
 
 _ASK = "import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=1)"
 

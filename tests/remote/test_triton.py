@@ -172,8 +172,11 @@ def edge_calls(served: Served) -> Iterator[list[str]]:
     def call() -> None:
         with hybridc.load(served.hybrid.bundle, remote=settings) as model:
             while not done.is_set():
-                if not close(model(x=served.x[:1])["y"], served.y[0]):
-                    wrong.append("wrong")
+                try:
+                    if not close(model(x=served.x[:1])["y"], served.y[0]):
+                        wrong.append("wrong")
+                except RemoteMissing as error:
+                    wrong.append(str(error))
             wrong.extend(["fell back"] * model.status.fallbacks)
 
     thread = threading.Thread(target=call)

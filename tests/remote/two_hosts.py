@@ -51,9 +51,18 @@ def reason_not_here() -> str | None:
     if shutil.which("ip") is None or shutil.which("tc") is None:
         return "network namespaces want the package iproute2"
     name = f"hybridc-try-{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
-        return "this machine allows no network namespaces"
-    _run(f"ip netns delete {name}")
+    tries = (
+        f"ip netns add {name}",
+        f"ip netns exec {name} ip link add hybridc-try type veth peer name hybridc-end",
+        f"ip netns exec {name} tc qdisc add dev hybridc-try root {_limit(1)}",
+    )
+    try:
+        for command in tries:
+            _run(command)
+    except subprocess.CalledProcessError:
+        return "this machine allows no network namespaces, or none with a link of a given speed"
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
     return None
 
 
@@ -73,8 +82,7 @@ def two_hosts(megabits: float) -> Iterator[Hosts]:
             _run(f"{inside} ip address add {address}/30 dev {end}")
             _run(f"{inside} ip link set {end} up")
             _run(f"{inside} ip link set lo up")
-            limit = f"rate {megabits}mbit burst 256kbit latency 400ms"
-            _run(f"{inside} tc qdisc add dev {end} root tbf {limit}")
+            _run(f"{inside} tc qdisc add dev {end} root {_limit(megabits)}")
         prefixes = (["ip", "netns", "exec", name] for name in ends)
         yield Hosts(*prefixes, interface=one)
     finally:
@@ -82,8 +90,12 @@ def two_hosts(megabits: float) -> Iterator[Hosts]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
+def _limit(megabits: float) -> str:
+    return f"tbf rate {megabits}mbit burst 256kbit latency 400ms"
+
+
 def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True)
+    subprocess.run(command.split(), check=True, capture_output=True)
 
 
 @contextlib.contextmanager
