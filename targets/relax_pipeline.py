@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -51,6 +51,42 @@ def rewrite_main(
     function = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
     builder.update_func(module.get_global_var("main"), function)
     return relax.transform.DeadCodeElimination()(builder.finalize())
+
+
+def with_attribute(
+    module: tvm.IRModule, results: Collection[Any], name: str, value: Any
+) -> tvm.IRModule:
+    """The module in which some calls are of tensor programs that have an attribute.
+
+    Other calls of the same programs stay as they are.
+
+    Args:
+        module: Tensor programs, and ``main``, which calls them.
+        results: What ``main`` binds the calls' results to.
+        name: The attribute.
+        value: Its value.
+    """
+    if not results:
+        return module
+    builder = relax.BlockBuilder(module)
+    declared: dict[Any, Any] = {}
+
+    def call(old: Any) -> Any:
+        variable = old.args[0]
+        if variable not in declared:
+            function = module[variable].with_attr(name, value)
+            declared[variable] = builder.add_func(function, variable.name_hint)
+        return relax.call_tir(declared[variable], old.args[1], old.ty_args[0])
+
+    def block(old: Any) -> Any:
+        return type(old)(
+            [
+                relax.VarBinding(b.var, call(b.value)) if b.var in results else b
+                for b in old.bindings
+            ]
+        )
+
+    return rewrite_main(builder, module, block)
 
 
 def map_kernels(

@@ -14,8 +14,12 @@ tvm = pytest.importorskip("tvm")
 
 from hybridc.targets.llvm.build import make_kernels  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu, parse_cpu  # noqa: E402
+from hybridc.targets.llvm.layout.moves import fuse_moves  # noqa: E402
+from hybridc.targets.llvm.layout.reductions import fuse_before_means  # noqa: E402
 from hybridc.targets.llvm.schedules import schedule_module  # noqa: E402
-from tvm import relax  # noqa: E402
+from hybridc.targets.llvm.schedules.blocks import changed  # noqa: E402
+from tvm import relax, te, tirx  # noqa: E402
+from tvm.s_tir import SBlockRealize  # noqa: E402
 
 from tests.targets.test_llvm_schedules import convolve  # noqa: E402
 
@@ -154,3 +158,20 @@ def test_a_mean_reads_integers():
     assert [n for n in names if n.startswith("fused_cast")] == [n for n in names if n != "main"]
     found = run(x, net, parse_cpu("host"))
     np.testing.assert_allclose(found, x.mean((1, 2), keepdims=True), rtol=1e-5)
+
+
+def test_a_kernel_that_is_written_out_stays():
+    """Without a block inside of the root, it is neither a mean nor a move."""
+    plain = te.placeholder((4,), name="x")
+    function = te.create_prim_func([plain, te.compute((4,), lambda i: plain[i] + 1.0)])
+    root = function.body.block
+    body = SBlockRealize([], True, changed(root, body=tirx.Evaluate(0)))
+    written = tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    with builder.function("main", [x]):
+        variable = builder.add_func(written, "written")
+        value = builder.emit(relax.call_tir(variable, [x], x.ty))
+        builder.emit_func_output(builder.emit(relax.call_tir(variable, [value], x.ty)))
+    module = builder.get()
+    assert fuse_before_means(fuse_moves(module)).same_as(module)

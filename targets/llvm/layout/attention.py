@@ -27,6 +27,7 @@ from hybridc.targets.llvm.schedules.attention_blocks import (
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     collect,
+    inner_blocks,
     is_spatial,
     same_variables,
     store_of,
@@ -36,7 +37,6 @@ from hybridc.targets.llvm.schedules.statements import int64
 from hybridc.targets.llvm.schedules.tails import substitute
 from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, te, tirx
-from tvm.s_tir import SBlock
 
 from hybridc.bundle.tensors import Array
 
@@ -111,7 +111,7 @@ class _Mask:
         Raises:
             Misfit: It has another form.
         """
-        blocks = [b for b in collect(self.function.body, SBlock) if b.name_hint != "root"]
+        blocks = inner_blocks(self.function)
         if len(blocks) != 1 or not is_spatial(blocks[0]):
             raise Misfit("not element by element")
         (block,), source = blocks, self.function.params[self.position]

@@ -88,7 +88,7 @@ def read_graph(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> 
     main = module["main"]
     graph = Graph(module, weights, cpu.vector_bytes // 4, ranges=ranges_of(main))
     bindings = list(bindings_of(main))
-    reader = _Reader(graph, find_shuffles(module, bindings, _count_uses(main)))
+    reader = _Reader(graph, find_shuffles(module, bindings, count_uses(main)))
     for binding in bindings:
         reader.read(binding)
     for binding in bindings:
@@ -101,7 +101,7 @@ def read_graph(module: tvm.IRModule, weights: Mapping[str, Array], cpu: Cpu) -> 
     return graph
 
 
-def _count_uses(function: relax.Function) -> Counter[Any]:
+def count_uses(function: relax.Function) -> Counter[Any]:
     """How many bindings read each variable; the result counts as one more."""
     uses = Counter(v for b in bindings_of(function) for v in variables_used(b.value))
     return uses + Counter(variables_used(function.body.body))
@@ -111,6 +111,12 @@ def bindings_of(function: relax.Function) -> Iterator[Any]:
     """The bindings of a function's outermost blocks, in order."""
     for block in function.body.blocks:
         yield from block.bindings
+
+
+def called_kernel(module: tvm.IRModule, value: Any) -> tirx.PrimFunc | None:
+    """The tensor program that a value calls with tensors alone."""
+    is_call = getattr(getattr(value, "op", None), "name", "") == "relax.call_tir"
+    return module[value.args[0]] if is_call and len(value.args) == 2 else None
 
 
 def sizes_of(variable: Any) -> tuple[int, ...]:

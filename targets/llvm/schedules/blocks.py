@@ -20,6 +20,11 @@ def blocks_of(schedule: Schedule) -> list[Any]:
     return list(schedule.get_child_blocks(schedule.get_sblock(ROOT)))
 
 
+def inner_blocks(function: tirx.PrimFunc) -> list[SBlock]:
+    """All blocks of a tensor program but the root."""
+    return [block for block in collect(function.body, SBlock) if block.name_hint != ROOT]
+
+
 def output_block(schedule: Schedule) -> Any | None:
     """The only block that writes a parameter, or ``None`` if there are several."""
     outputs = list(schedule.get_output_blocks(ROOT))
