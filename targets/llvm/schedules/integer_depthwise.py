@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.finishing import Finish
-from hybridc.targets.llvm.schedules.integer_steps import finish_vectors, ramp, tasks
+from hybridc.targets.llvm.schedules.integer_steps import IntegerKernel, finish_vectors, ramp, tasks
 from hybridc.targets.llvm.schedules.integer_tiles import SINGLE, Geometry
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from tvm import tirx
@@ -55,15 +54,8 @@ def pairs_taps(geometry: Geometry, cpu: Cpu) -> bool:
 
 
 @dataclass(frozen=True)
-class DepthwiseEmitter:
+class DepthwiseEmitter(IntegerKernel):
     """Writes the statements of one kernel."""
-
-    geometry: Geometry
-    cpu: Cpu
-    data: Any
-    weight: Any
-    output: Any
-    finish: Finish
 
     @property
     def columns(self) -> int:

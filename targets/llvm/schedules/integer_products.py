@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.integer_anchor import schedule_integer
 from hybridc.targets.llvm.schedules.integer_depthwise import (
     CHANNELS,
@@ -28,6 +27,7 @@ from hybridc.targets.llvm.schedules.integer_depthwise import (
     pairs_taps,
 )
 from hybridc.targets.llvm.schedules.integer_steps import (
+    IntegerKernel,
     begin_sums,
     in_all_lanes,
     place_of,
@@ -117,15 +117,8 @@ def _emitter(geometry: Geometry, cpu: Cpu) -> Any:
 
 
 @dataclass(frozen=True)
-class _Emitter:
+class _Emitter(IntegerKernel):
     """Writes the statements of one kernel."""
-
-    geometry: Geometry
-    cpu: Cpu
-    data: Any
-    weight: Any
-    output: Any
-    finish: Finish
 
     @property
     def rows(self) -> int:

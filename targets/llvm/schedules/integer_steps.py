@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
@@ -22,6 +23,27 @@ _QUADS = {
 
 COPIED = 16
 """Elements of the widest vector of data that is copied or transformed."""
+
+
+@dataclass(frozen=True)
+class IntegerKernel:
+    """What the statements of an integer product are written from.
+
+    Attributes:
+        geometry: Its sizes, and the tile that its instruction multiplies.
+        cpu: The processor.
+        data: The buffer of the data.
+        weight: That of the packed weights.
+        output: That of the sums, which only its shape is read of.
+        finish: How a vector of sums becomes results.
+    """
+
+    geometry: Geometry
+    cpu: Cpu
+    data: Any
+    weight: Any
+    output: Any
+    finish: Finish
 
 
 def tasks(geometry: Geometry, total: int, body: Callable[[Any], Any]) -> Any:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.integer_steps import (
+    IntegerKernel,
     begin_sums,
     count_from,
     finish_vectors,
@@ -91,11 +91,26 @@ def strip_cycles(geometry: Geometry, rows: int) -> float:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a product is cut into tasks."""
+class PanelGroups:
+    """How the panels of a kernel are shared out to tasks."""
 
     geometry: Geometry
     cpu: Cpu
+
+    @property
+    def panels(self) -> int:
+        """Panels of a task."""
+        return min(PANELS, self.geometry.panels)
+
+    @property
+    def groups(self) -> int:
+        """Groups of panels."""
+        return -(-self.geometry.panels // self.panels)
+
+
+@dataclass(frozen=True)
+class Plan(PanelGroups):
+    """How a product is cut into tasks."""
 
     @property
     def is_direct(self) -> bool:
@@ -130,27 +145,10 @@ class Plan:
         """Tasks of a panel."""
         return -(-self.all_tiles // self.tiles)
 
-    @property
-    def panels(self) -> int:
-        """Panels of a task."""
-        return min(PANELS, self.geometry.panels)
-
-    @property
-    def groups(self) -> int:
-        """Groups of panels."""
-        return -(-self.geometry.panels // self.panels)
-
 
 @dataclass(frozen=True)
-class StripEmitter:
+class StripEmitter(IntegerKernel):
     """Writes the statements of one kernel."""
-
-    geometry: Geometry
-    cpu: Cpu
-    data: Any
-    weight: Any
-    output: Any
-    finish: Finish
 
     @property
     def plan(self) -> Plan:

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 from hybridc.targets.llvm.cpu import Cpu
-from hybridc.targets.llvm.schedules.finishing import Finish
 from hybridc.targets.llvm.schedules.integer_steps import (
+    IntegerKernel,
     begin_sums,
     count_from,
     in_vectors,
@@ -38,7 +38,7 @@ from hybridc.targets.llvm.schedules.integer_steps import (
     widened,
 )
 from hybridc.targets.llvm.schedules.integer_strips import (
-    PANELS,
+    PanelGroups,
     strip_cycles,
     strip_rows,
     uses_strips,
@@ -123,11 +123,8 @@ def with_winograd(direct: Geometry, weight: Array, cpu: Cpu) -> Geometry:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(PanelGroups):
     """How a convolution is cut into tasks."""
-
-    geometry: Geometry
-    cpu: Cpu
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -151,16 +148,6 @@ class Plan:
     def tiles(self) -> int:
         """Tiles of a task."""
         return -(-self.all_tiles // self.chunks)
-
-    @property
-    def panels(self) -> int:
-        """Panels of a task."""
-        return min(PANELS, self.geometry.panels)
-
-    @property
-    def groups(self) -> int:
-        """Groups of panels."""
-        return -(-self.geometry.panels // self.panels)
 
     @property
     def product(self) -> Geometry:
@@ -204,15 +191,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class WinogradEmitter:
+class WinogradEmitter(IntegerKernel):
     """Writes the statements of one kernel."""
-
-    geometry: Geometry
-    cpu: Cpu
-    data: Any
-    weight: Any
-    output: Any
-    finish: Finish
 
     @property
     def plan(self) -> Plan:
