@@ -11,8 +11,8 @@ import tvm
 import tvm_ffi
 from hybridc.targets.cuda.architectures import Gpu, parse_gpu
 from hybridc.targets.cuda.build import build_kernels, make_kernels
-from hybridc.targets.gpu.tunable import Bench, tunable_kernels
-from hybridc.targets.gpu.tunable_convolutions import Convolutions
+from hybridc.targets.gpu.tunable import Bench
+from hybridc.targets.gpu.tunable_convolutions import Convolutions, tunable_module
 from hybridc.targets.protocol import Device
 from hybridc.targets.tuning import TunableKernel, Tuning
 
@@ -43,12 +43,7 @@ def tunable(
     """
     gpu = replace(parse_gpu(device.specification), strict_math=strict_math)
     _load_runtime(gpu)
-    fused, packed = make_kernels(module, weights, gpu)
-    weight_bytes = sum(array.nbytes for array in packed.values())
-    return [
-        *tunable_kernels(fused, weight_bytes, bench_for(gpu)),
-        *convolutions(gpu).tunable(module, weights),
-    ]
+    return tunable_module(module, weights, convolutions(gpu))
 
 
 def convolutions(gpu: Gpu) -> Convolutions:

@@ -20,12 +20,19 @@ from hybridc.targets.gpu.schedules.winograd_choice import (
     winograd_choices,
     winograd_problem,
 )
-from hybridc.targets.gpu.tunable import MOST_BYTES, Bench, KernelCall, Runs
+from hybridc.targets.gpu.tunable import MOST_BYTES, Bench, KernelCall, Runs, tunable_kernels
 from hybridc.targets.gpu.winograd import DTYPE, can_choose, geometry_of
 from hybridc.targets.llvm.layout.graph import bindings_of
 from hybridc.targets.llvm.layout.main_writer import weight_names
 from hybridc.targets.llvm.schedules.winograd_transforms import TAPS
-from hybridc.targets.tuning import Figures, Run, TunableKernel, Tuning, each_problem_once
+from hybridc.targets.tuning import (
+    UNTUNED,
+    Figures,
+    Run,
+    TunableKernel,
+    Tuning,
+    each_problem_once,
+)
 from tvm import relax
 
 from hybridc.bundle.tensors import Array
@@ -94,6 +101,24 @@ class Convolutions:
             weight_bytes: Bytes of weights to read between two calls.
         """
         return Runs(_call(geometry, choice), weight_bytes, self.bench).start(code)
+
+
+def tunable_module(
+    module: tvm.IRModule, weights: Mapping[str, Array], convolutions: Convolutions
+) -> list[TunableKernel]:
+    """All of a lowered module for which there is something to choose, kernels first.
+
+    Args:
+        module: What is compiled.
+        weights: Its weights.
+        convolutions: Where its convolutions, and all other kernels too, are built and measured.
+    """
+    fused, packed = convolutions.fuse(module, weights, UNTUNED)
+    size = sum(array.nbytes for array in packed.values())
+    return [
+        *tunable_kernels(fused, size, convolutions.bench),
+        *convolutions.tunable(module, weights),
+    ]
 
 
 def _call(geometry: Geometry, choice: Figures) -> KernelCall:

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import tvm
 import tvm_ffi
-from hybridc.targets.gpu.tunable import Bench, tunable_kernels
-from hybridc.targets.gpu.tunable_convolutions import Convolutions
+from hybridc.targets.gpu.tunable import Bench
+from hybridc.targets.gpu.tunable_convolutions import Convolutions, tunable_module
 from hybridc.targets.opencl.build import build_kernels, make_kernels
 from hybridc.targets.opencl.devices import parse_devices
 from hybridc.targets.opencl.plugin import plugin
@@ -63,12 +63,7 @@ def tunable(
         return make_kernels(module, weights, replace(devices, tuning=tuning))
 
     bench = Bench(build, devices.target, devices.limits, place, at_once)
-    fused, packed = make_kernels(module, weights, devices)
-    size = sum(array.nbytes for array in packed.values())
-    return [
-        *tunable_kernels(fused, size, bench),
-        *Convolutions(fuse, bench).tunable(module, weights),
-    ]
+    return tunable_module(module, weights, Convolutions(fuse, bench))
 
 
 def _load_plugin() -> None:

@@ -24,8 +24,6 @@ from hybridc.targets.gpu.schedules.stages import bind_elements
 from hybridc.targets.gpu.schedules.winograd_choice import Geometry
 from hybridc.targets.llvm.schedules.blocks import (
     blocks_of,
-    finishes,
-    has_direct_loops,
     is_spatial,
     loads_of,
     store_of,
@@ -36,7 +34,7 @@ from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.splice import replace_nest, without_unused_buffers
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence
 from hybridc.targets.llvm.schedules.winograd_transforms import input_transform, output_transform
-from hybridc.targets.llvm.schedules.written import annotated_anchor
+from hybridc.targets.llvm.schedules.written import annotated_anchor, final_block
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -64,7 +62,7 @@ def schedule_winograd(schedule: Schedule, limits: Limits) -> Schedule:
         nest, last = writer.inputs(_target(anchor)), name
     else:
         inline_spatial_blocks(schedule)
-        final = _final_block(schedule, name)
+        final = final_block(schedule, name)
         node = None if final is None else schedule.get(final)
         nest = writer.outputs(finish_of(store_of(anchor), node, _along_columns))
         last = name if node is None else str(node.name_hint)
@@ -88,15 +86,6 @@ def _along_columns(place: Sequence[Any], lane: Any) -> Sequence[Any]:
     """The place of a result that is so many columns behind another one's."""
     *front, column = place
     return [*front, column + lane]
-
-
-def _final_block(schedule: Schedule, name: str) -> Any | None:
-    """The block that alone reads the anchor, element for element; ``None`` without one."""
-    anchor = schedule.get_sblock(name)
-    readers = list(schedule.get_consumers(anchor))
-    if len(readers) != 1 or not has_direct_loops(schedule, readers[0]):
-        return None
-    return readers[0] if finishes(schedule.get(readers[0]), schedule.get(anchor)) else None
 
 
 def _with_nest(

@@ -61,7 +61,7 @@ def schedule_around(
         moves: Layout of the anchor's result, if the final block's result may have another one.
     """
     inline_spatial_blocks(schedule)
-    final = _final_block(schedule, anchor.name_hint, repeats, moves)
+    final = final_block(schedule, anchor.name_hint, repeats, moves)
     name = str(anchor.name_hint)
     dropped = set(within)
     if final is not None:
@@ -74,7 +74,9 @@ def schedule_around(
     return _with_nest(schedule, name, nest, dropped)
 
 
-def _final_block(schedule: Schedule, name: str, repeats: bool, moves: Vectors | None) -> Any | None:
+def final_block(
+    schedule: Schedule, name: str, repeats: bool = False, moves: Vectors | None = None
+) -> Any | None:
     """The block that alone reads the anchor, element for element; ``None`` without one.
 
     Where the loops repeat elements, there is none either if it must not see one twice.
