@@ -13,9 +13,6 @@ number of tensors that were found. Wants Linux, root and ``make triton``.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,10 +26,9 @@ import onnxruntime
 import hybridc
 from tests.models import save
 from tests.remote.test_wire import RUN
-from tests.remote.two_hosts import EDGE_ADDRESS, SERVER_ADDRESS, capture, streams, two_hosts
+from tests.remote.two_hosts import run_captured
 from tests.support import hybridc as run_hybridc
 from tools.models import model_feeds, model_path
-from tools.triton import serve
 
 NAME = "rapidocr-ch-PP-OCRv4-det-infer"
 SHAPE = (1, 3, 320, 320)
@@ -105,26 +101,6 @@ def find(
     ]
 
 
-def run_edge(folder: Path, bundle: Path, megabits: float) -> tuple[list[bytes], dict[str, Any]]:
-    """The bytes of each stream that the edge sent, and what its command said."""
-    with two_hosts(megabits) as hosts:
-        serving = serve(folder / "repository", folder, SERVER_ADDRESS, hosts.server)
-        with serving as triton, capture(hosts, folder / "frames"):
-            command = ("taskset", "-c", "0", sys.executable, "-S", "-m", "hybridc", "run", bundle)
-            options = ("--input", folder / "x.npz", "--repeat", "3", "-o", folder / "y.npz")
-            place = ("--remote", triton.grpc, "--format", "json")
-            done = subprocess.run(
-                [*hosts.edge, *map(str, (*command, *options, *place))],
-                env={**os.environ, "PYTHONPATH": str(triton.packages)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return streams(folder / "frames", EDGE_ADDRESS), json.loads(done.stdout)
-
-
 def main() -> int:
     """Compile, run, look."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -146,7 +122,9 @@ def main() -> int:
         if done.code:
             sys.exit(done.stderr)
         np.savez(folder / "x.npz", **feeds)
-        sent, said = run_edge(folder, folder / "edge.hyb", megabits)
+        sent, said = run_captured(
+            folder, folder / "edge.hyb", folder / "repository", megabits, repeat=3
+        )
         secrets = {"x": [feeds["x"].tobytes()], **tensors_up_to_release(model, folder, feeds)}
     captured = b"\0\0\0\0".join(sent)
     print(f"captured {len(captured)} bytes in {len(sent)} streams; {said['remote']['runs']}")

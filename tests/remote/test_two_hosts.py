@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,15 +11,11 @@ from tests.remote.test_wire import leaks
 from tests.remote.two_hosts import (
     EDGE_ADDRESS,
     SERVER_ADDRESS,
-    capture,
     reason_not_here,
+    run_captured,
     streams,
-    two_hosts,
 )
-from tools.triton import is_here, serve
-
-EDGE = ("taskset", "-c", "0", sys.executable, "-S", "-m", "hybridc", "run")
-"""One core, and no packages but those that it is given."""
+from tools.triton import is_here
 
 
 @pytest.mark.skipif(not is_here(), reason="there is no Triton server: make triton")
@@ -31,22 +23,10 @@ def test_a_capture_has_nothing_private(hybrid, tensors, tmp_path):
     if reason := reason_not_here():
         pytest.skip(reason)
     np.savez(tmp_path / "x.npz", x=hybrid.x)
-    with two_hosts(megabits=100) as hosts:
-        serving = serve(hybrid.repository, tmp_path, SERVER_ADDRESS, hosts.server)
-        with serving as triton, capture(hosts, tmp_path / "frames"):
-            inputs = ("--input", tmp_path / "x.npz", "--repeat", "5", "-o", tmp_path / "y.npz")
-            options = (hybrid.bundle, *inputs, "--remote", triton.grpc, "--format", "json")
-            done = subprocess.run(
-                [*hosts.edge, *EDGE, *map(str, options)],
-                env={**os.environ, "PYTHONPATH": str(triton.packages)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["remote"]["runs"]["cut1"] > 0
+    sent, said = run_captured(tmp_path, hybrid.bundle, hybrid.repository, megabits=100, repeat=5)
+    assert said["remote"]["runs"]["cut1"] > 0
     assert hybrid.is_right(dict(np.load(tmp_path / "y.npz")))
-    captured = b"\0".join(streams(tmp_path / "frames", EDGE_ADDRESS))
+    captured = b"\0".join(sent)
     assert leaks(tensors["x"], captured) == []
     assert leaks(tensors["a"], captured, known=tensors["map"]) == []
     assert len(leaks(tensors["map"], captured)) > 0.9 * len(tensors["map"]) / 32

@@ -12,6 +12,7 @@ into their order, and fails where one is missing, so that it cannot overlook any
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -21,6 +22,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from tools.triton import ROOT, serve
 
 EDGE_ADDRESS, SERVER_ADDRESS = "10.213.0.1", "10.213.0.2"
 
@@ -101,8 +105,8 @@ def _run(command: str) -> None:
 @contextlib.contextmanager
 def capture(hosts: Hosts, file: Path) -> Iterator[None]:
     """Write every frame that passes the edge's end of the cable to a file."""
-    command = [*hosts.edge, sys.executable, __file__, hosts.interface, str(file)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    command = [*hosts.edge, sys.executable, "-m", __name__, hosts.interface, str(file)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     try:
@@ -119,6 +123,42 @@ class _Segment:
     sequence: int
     opens: bool
     data: bytes
+
+
+EDGE = ("taskset", "-c", "0", sys.executable, "-S", "-m", "hybridc", "run")
+"""One core, and no packages but those that it is given."""
+
+
+def run_captured(
+    folder: Path, bundle: Path, repository: Path, megabits: float, repeat: int
+) -> tuple[list[bytes], dict[str, Any]]:
+    """Run a bundle on one host, with the loader alone, and its server on the other.
+
+    Args:
+        folder: Has ``x.npz`` with the inputs, and gets ``y.npz`` with the outputs.
+        bundle: The edge's bundle.
+        repository: What Triton serves.
+        megabits: Mbit/s of the cable.
+        repeat: How often it runs.
+
+    Returns:
+        The bytes of each stream that the edge sent, and what ``hybridc run`` said.
+    """
+    frames = folder / "frames"
+    with two_hosts(megabits) as hosts:
+        serving = serve(repository, folder, SERVER_ADDRESS, hosts.server)
+        with serving as triton, capture(hosts, frames):
+            options = ("--input", folder / "x.npz", "-o", folder / "y.npz", "--format", "json")
+            place = ("--repeat", repeat, "--remote", triton.grpc)
+            done = subprocess.run(
+                [*hosts.edge, *EDGE, *map(str, (bundle, *options, *place))],
+                env={**os.environ, "PYTHONPATH": str(triton.packages)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+    assert done.returncode == 0, done.stderr
+    return streams(frames, EDGE_ADDRESS), json.loads(done.stdout)
 
 
 def streams(file: Path, source: str) -> list[bytes]:
