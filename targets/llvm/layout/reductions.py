@@ -9,6 +9,8 @@ bytes as its integers; behind it is what is left of that. So the mean is declare
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 from hybridc.targets.llvm.layout.graph import bindings_of, called_kernel, count_uses
 from hybridc.targets.llvm.schedules.blocks import (
@@ -33,7 +35,7 @@ def fuse_before_means(module: tvm.IRModule) -> tvm.IRModule:
         module: Tensor programs that are not fused yet, and ``main``, which calls them.
     """
     main = module["main"]
-    values = {b.var: getattr(b, "value", None) for b in bindings_of(main)}
+    values: dict[Any, Any] = {b.var: getattr(b, "value", None) for b in bindings_of(main)}
     uses = count_uses(main)
     found = set()
     for variable, value in values.items():
