@@ -252,7 +252,8 @@ def _minimize_busiest(model: _Model) -> None:
         price = way.price(problem.tensors[index].bytes) / model.unit
         name = resource(problem, source, destination)
         work.setdefault(name, []).extend((variable, price) for variable in copies if price)
-    slowest = program.variable(high=np.inf)
+    # HiGHS 1.13.1 loses the optimum of some programs in which this one has no bound.
+    slowest = program.variable(high=sum(price for terms in work.values() for _, price in terms))
     program.cost[slowest] = 1.0
     for terms in work.values():
         program.row([*((v, -price) for v, price in terms), (slowest, 1.0)], 0.0, np.inf)

@@ -91,6 +91,12 @@ def test_an_optimum_that_presolve_loses():
     assert objective(problem, found.placement) == close(brute_force(problem))
 
 
+def test_an_optimum_that_is_lost_without_a_bound_on_the_busiest():
+    problem = make_problem(210, 3, 3, "throughput", 0.0)
+    found = IntegerProgram().solve(problem, 60)
+    assert objective(problem, found.placement) == close(brute_force(problem))
+
+
 @settings(max_examples=1000, deadline=None)
 @given(problems(largest=5, objectives=OBJECTIVES), st.data())
 def test_limits_are_kept_at_the_least_price(problem, data):
