@@ -44,6 +44,8 @@ sys.path.insert(0, str(ROOT))
 
 Inputs = Mapping[str, Any]
 Outputs = dict[str, Any]
+Round = dict[int, float]
+"""Seconds of calls that were made one after another, by their number."""
 
 _CHUNK = 16384
 _QUEUE = 16
@@ -52,6 +54,8 @@ _QUEUE = 16
 
 _SETTLE_SECONDS, _KEPT_SECONDS = 20.0, 1.5
 """How long a model may take to choose its plan, and how long it has to have kept it."""
+
+_WARM_SECONDS = 0.5
 
 _TURNS, _AS_FAST = 6, 1.05
 """How often calls are timed, and the ratio at which once is enough."""
@@ -140,21 +144,25 @@ def serve(repository: Path, protocol: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured over one link; seconds are medians of whole calls."""
+    """What was measured over one link.
+
+    Attributes:
+        local: Seconds of a call with all here; the median.
+        remote: With all on the server.
+        chosen: With the plan that the loader chose.
+        over_best: The choice's time over that of the better of the two in the same round; median.
+        plan: The choice at the end.
+    """
 
     megabits: float
     round_trip_ms: float
     local: float
     remote: float
     chosen: float
+    over_best: float
     plan: str
     switches: int
     fallbacks: int
-
-    @property
-    def over_best(self) -> float:
-        """Time of the choice over that of the better of all here and all there."""
-        return self.chosen / min(self.local, self.remote)
 
     @property
     def is_of_better(self) -> bool:
@@ -178,11 +186,13 @@ def measure(
                 ]
                 settle(models[2], inputs)
                 calls = [functools.partial(model.run, inputs) for model in models]
-                check = functools.partial(_same, expected, _LIMITS[options.precision])
-                times = _medians(calls, options.seconds, check)
+                for call in calls:
+                    _same(expected, _LIMITS[options.precision], _warm(call))
+                rounds = _rounds(calls, options.seconds)
                 status = models[2].status
+            figures = (*_medians(rounds), _over_best(rounds))
             yield Result(
-                megabits, round_trip, *times, status.plan, status.switches, status.fallbacks
+                megabits, round_trip, *figures, status.plan, status.switches, status.fallbacks
             )
 
 
@@ -208,51 +218,66 @@ def settle(model: Any, inputs: Inputs) -> None:
             return
 
 
-def _medians(
-    calls: Sequence[Callable[[], Outputs]], seconds: float, check: Callable[[Outputs], None]
-) -> list[float]:
-    """Median time of each call, with each first result checked.
+def _warm(call: Callable[[], Outputs]) -> Outputs:
+    """Call until a connection's windows have grown, which takes its first calls; the results."""
+    start = time.perf_counter()
+    results = call()
+    while time.perf_counter() < start + _WARM_SECONDS:
+        call()
+    return results
+
+
+def _rounds(calls: Sequence[Callable[[], Outputs]], seconds: float) -> list[Round]:
+    """Time the calls in rounds, until each has had nine calls and ``seconds``.
 
     While the last is not as fast as the better of the others, all get more time, six times at
     most: the median of few calls is not yet what a call takes.
     """
-    times: list[list[float]] = [[] for _ in calls]
-    found: list[float] = []
+    rounds: list[Round] = []
     for turn in range(1, _TURNS + 1):
-        _take_turns(calls, times, turn, seconds, check)
-        found = [statistics.median(own) for own in times]
-        if found[-1] <= _AS_FAST * min(found[:-1]):
+        _take_turns(calls, rounds, turn, seconds)
+        if _over_best(rounds) <= _AS_FAST:
             break
-    return found
+    return rounds
 
 
 def _take_turns(
-    calls: Sequence[Callable[[], Outputs]],
-    times: Sequence[list[float]],
-    turn: int,
-    seconds: float,
-    check: Callable[[Outputs], None],
+    calls: Sequence[Callable[[], Outputs]], rounds: list[Round], turn: int, seconds: float
 ) -> None:
-    """Time calls one after another, until each has had five calls and ``seconds`` a turn.
+    """Add rounds; what takes more than twice of its seconds has had enough.
 
-    What takes more than twice of that has had enough. Each round has an order of its own: a call
-    here that follows one to the server finds its weights gone from the caches, which both share.
+    Each round has an order of its own: a call here that follows one to the server finds its
+    weights gone from the caches, which both share.
     """
     order = random.Random(turn)
 
-    def is_done(own: Sequence[float]) -> bool:
+    def is_done(index: int) -> bool:
+        own = [times[index] for times in rounds if index in times]
         spent, budget = sum(own), turn * seconds
-        return spent > 2 * budget or (len(own) >= 5 * turn and spent > budget)
+        return spent > 2 * budget or (len(own) >= 9 * turn and spent > budget)
 
-    while not all(map(is_done, times)):
-        for call, own in order.sample(list(zip(calls, times, strict=True)), len(calls)):
-            if is_done(own):
-                continue
+    while left := [index for index in range(len(calls)) if not is_done(index)]:
+        rounds.append({})
+        for index in order.sample(left, len(left)):
             start = time.perf_counter()
-            results = call()
-            own.append(time.perf_counter() - start)
-            if len(own) == 1:
-                check(results)
+            calls[index]()
+            rounds[-1][index] = time.perf_counter() - start
+
+
+def _medians(rounds: Sequence[Round]) -> list[float]:
+    """Median time of each call."""
+    names = sorted({index for times in rounds for index in times})
+    return [statistics.median(t[index] for t in rounds if index in t) for index in names]
+
+
+def _over_best(rounds: Sequence[Round]) -> float:
+    """Time of the last call over that of the better of the others in the same round; median.
+
+    A machine whose speed changes from second to second changes both, and not their ratio.
+    """
+    *others, _ = medians = _medians(rounds)
+    best, last = others.index(min(others)), len(medians) - 1
+    return statistics.median(t[last] / t[best] for t in rounds if last in t and best in t)
 
 
 def _same(expected: Outputs, limit: float, actual: Outputs) -> None:

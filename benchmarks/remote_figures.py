@@ -179,7 +179,8 @@ def markdown(report: Mapping[str, Any], results: Mapping[str, Sequence[Result]])
     lines = [
         f"Both ends on {report['machine']['cpu']}, {report['machine']['cores']} cores. Here: "
         f"{report['threads']} thread(s), {report['edge_target']}; the server: all cores, Triton. "
-        f"Medians of calls in turns; means are geometric. Took {report['seconds']:.0f} s.",
+        "Calls in turns: times are medians, ratios medians of the rounds'; means are geometric. "
+        f"Took {report['seconds']:.0f} s.",
         "",
         "Where the choice was the better extreme itself, one plan was measured twice: the ratio "
         "tells how still the machine was.",
