@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
+from hybridc.bfloat16 import as_bfloat16, as_float32, has_bfloat16, widen_bfloat16
 from hybridc.bundle.tensors import Array
 from hybridc.errors import ModelError
 from hybridc.runtime.session import session_options
+
+Run: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
+"""Outputs by name, of inputs by name."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +66,7 @@ def run_reference(
         ) from error
 
 
-def open_session(
-    model: Path | bytes, operators: Sequence[str] = (), optimize: bool = True
-) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+def open_session(model: Path | bytes, operators: Sequence[str] = (), optimize: bool = True) -> Run:
     """A function that runs a model in ONNX Runtime on one thread.
 
     Args:
@@ -80,16 +83,48 @@ def open_session(
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = precise_session(model, options)
+        session = _session(model, options)
     except Exception as error:  # its exceptions share no base but Exception
         raise ModelError(f"ONNX Runtime cannot load the model: {_first_line(error)}") from error
-    names = [output.name for output in session.get_outputs()]
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         try:
-            results = session.run(names, dict(inputs))
+            return session(inputs)
         except Exception as error:
             raise ModelError(f"ONNX Runtime cannot run the model: {_first_line(error)}") from error
+
+    return run
+
+
+def _session(model: Path | bytes, options: Any) -> Run:
+    """A function that runs a model in ONNX Runtime.
+
+    What ONNX Runtime cannot load since it is in bfloat16 is computed in float32, and rounded where
+    it has to be.
+    """
+    try:
+        return _run_of(precise_session(model, options))
+    except Exception:  # its exceptions share no base but Exception
+        own = (
+            ir.from_proto(onnx.load_from_string(model))
+            if isinstance(model, bytes)
+            else ir.load(model)
+        )
+        if not has_bfloat16(own):
+            raise
+    rounded = [
+        str(value.name) for value in own.graph.outputs if value.dtype == ir.DataType.BFLOAT16
+    ]
+    widen_bfloat16(own)
+    run = _run_of(precise_session(ir.to_proto(own).SerializeToString(), options))
+    return lambda inputs: as_bfloat16(run(as_float32(inputs)), rounded)
+
+
+def _run_of(session: Any) -> Run:
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        results = session.run(names, dict(inputs))
         return dict(zip(names, map(np.asarray, results), strict=True))
 
     return run
@@ -131,10 +166,7 @@ def _run_onnxruntime(
 ) -> tuple[dict[str, Array], str]:
     import onnxruntime
 
-    session = precise_session(path, _options(operators))
-    names = [output.name for output in session.get_outputs()]
-    results = session.run(names, dict(inputs))
-    outputs = dict(zip(names, map(np.asarray, results), strict=True))
+    outputs = _session(path, _options(operators))(inputs)
     return outputs, f"onnxruntime {onnxruntime.__version__}"
 
 

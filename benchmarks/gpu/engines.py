@@ -75,12 +75,12 @@ def hybridc_engine(model: Any, example: Any, precision: str, folder: Path) -> En
 
     import hybridc
     from hybridc.compiler import Options, compile_model
-    from hybridc.precision.half import convert_to_half
+    from hybridc.precision.half import convert_floats
 
     path = folder / "model.onnx"
     torch.onnx.export(model, (example,), str(path), dynamo=False, opset_version=17)
     if precision == "fp16":
-        onnx.save(convert_to_half(onnx.load(path)), path)
+        onnx.save(convert_floats(onnx.load(path)), path)
     target = "cuda:sm_90,tf32" if precision == "tf32" else "cuda:sm_90"
     options = Options(devices=parse_targets([target]), fallback=False, verify=False)
     compile_model(path, folder / "bundle", options)

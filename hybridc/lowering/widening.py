@@ -2,7 +2,7 @@
 
 A CPU has no arithmetic of 16 bits worth using: each node would convert its operands, compute in
 float32, and round. Instead a value stays in float32 from one node to the next, and is rounded only
-where its type matters: at outputs, casts and whatever else is not listed here.
+where its type matters: at outputs, casts and all else that does not compute with floats.
 
     as ONNX has it   x16 -> MatMul -> 16 -> Add -> 16 -> Softmax -> 16 -> Cast
     computed         x16 -> 32 -> MatMul -> Add -> Softmax ------> 16 -> Cast
@@ -21,37 +21,11 @@ import onnx_ir as ir
 from tvm import relax
 
 from hybridc.bundle.dtypes import dtype_named
+from hybridc.float_operators import COMPUTED, MICROSOFT, MOVED
 from hybridc.lowering.call import dtype_of
 from hybridc.lowering.value import Constant, Value, Widened
 
 _HALVES = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
-
-_COMPUTED = frozenset(
-    """Abs Acos Acosh Add Asin Asinh Atan Atanh Attention AveragePool BatchNormalization Celu Clip
-    Conv ConvTranspose Cos Cosh CumSum DeformConv Div Einsum Elu Erf Exp GRU Gelu Gemm
-    GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample GroupNormalization HardSigmoid
-    HardSwish InstanceNormalization LRN LSTM LayerNormalization LeakyRelu Log LogSoftmax
-    LpNormalization LpPool MatMul Max MaxPool Mean MeanVarianceNormalization Min Mish Mul Neg
-    PRelu Pow RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
-    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Resize RoiAlign
-    RotaryEmbedding Selu Sigmoid Sin Sinh Softmax Softplus Softsign Sqrt Sub Sum Swish Tan Tanh
-    Upsample""".split()
-)
-"""Operators of the default domain that are computed in float32."""
-
-_MICROSOFT = frozenset(
-    """Attention BiasGelu BiasSplitGelu EmbedLayerNormalization FastGelu FusedConv FusedGemm
-    FusedMatMul Gelu GroupQueryAttention MultiHeadAttention QuickGelu RotaryEmbedding
-    SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization""".split()
-)
-"""The same of the domain ``com.microsoft``."""
-
-_MOVED = frozenset(
-    """Compress Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad
-    Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze
-    Where""".split()
-)
-"""Operators that keep float32 if they get it, but are no reason to convert to it."""
 
 
 def applies(node: ir.Node, operands: Sequence[Value]) -> bool:
@@ -65,10 +39,10 @@ def applies(node: ir.Node, operands: Sequence[Value]) -> bool:
     if not types or not types <= _HALVES.keys():
         return False
     if node.domain == "com.microsoft":
-        return node.op_type in _MICROSOFT
-    if node.domain or node.op_type in _COMPUTED:
+        return node.op_type in MICROSOFT
+    if node.domain or node.op_type in COMPUTED:
         return not node.domain
-    return node.op_type in _MOVED and any(isinstance(value, Widened) for value in operands)
+    return node.op_type in MOVED and any(isinstance(value, Widened) for value in operands)
 
 
 def widened(builder: relax.BlockBuilder, value: Value) -> Value:

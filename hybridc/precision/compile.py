@@ -36,9 +36,10 @@ from hybridc.passes.raise_opset import ensure_opset
 from hybridc.precision.budget import Budget, Outputs, relative_error
 from hybridc.precision.costs import predict
 from hybridc.precision.curve import auto_notes, check_suffix, write_curve
-from hybridc.precision.half import convert_to_half
+from hybridc.precision.half import BFLOAT16, FLOAT16, convert_floats
 from hybridc.precision.quantize import (
     AUTO,
+    BF16,
     DEFAULT_METHOD,
     DYNAMIC,
     FP16,
@@ -61,11 +62,14 @@ from hybridc.runtime.loader import load
 OPSET = 17
 """Opset that a model is raised to, if it can be, before it is quantized."""
 
-SPREAD, LEAST_TOLERANCE = 3, 0.02
+SPREAD, LEAST_TOLERANCE, BFLOAT16_TOLERANCE = 3, 0.02, 0.1
 """Error allowed between the bundle and ONNX Runtime on the quantized model: a multiple of what
 ONNX Runtime's own results differ by; see :func:`_steadiest`. Where a number lies between two steps,
 any two of them may round differently, and the difference grows on its way: one symbol of a line of
-text may come out as another one, which says nothing about the kernels."""
+text may come out as another one, which says nothing about the kernels. bfloat16 has eight bits, and
+ONNX Runtime's results are rounded at casts only."""
+
+_HALVES = {FP16: FLOAT16, BF16: BFLOAT16}
 
 CANDIDATES, SHAKES, SHAKE = 4, 4, 1e-5
 """Samples that a bundle may be checked on, how often the inputs of each are shaken, and by
@@ -136,7 +140,8 @@ def compile_in_precision(
         with staging_folder(output) as staging, TemporaryDirectory(prefix="hybridc-") as folder:
             source = Path(folder) / model.name
             onnx.save(quantized, source)
-            inner = _inner(options, prepared, samples, quantized, Path(folder))
+            least = BFLOAT16_TOLERANCE if wanted.precision == BF16 else LEAST_TOLERANCE
+            inner = _inner(options, prepared, samples, quantized, Path(folder), least)
             report = compile_model(source, staging / "bundle", inner, _without_reading(progress))
             if wanted.budget is not None and samples is not None:
                 notes.append(_keep_budget(model, staging / "bundle", prepared, samples, wanted))
@@ -206,8 +211,8 @@ def _quantized(
     prepared: Prepared, samples: Samples | None, wanted: Wanted, options: Options
 ) -> tuple[onnx.ModelProto, list[str], Found | None]:
     """The model in the precision, notes about it, and what a search found."""
-    if wanted.precision == FP16:
-        return convert_to_half(prepared.model), [], None
+    if wanted.precision in _HALVES:
+        return convert_floats(prepared.model, _HALVES[wanted.precision]), [], None
     if wanted.precision == DYNAMIC:
         return quantize_tables(quantize_dynamic(prepared.model)), [], None
     if wanted.precision in (INT8_WEIGHTS, INT4_WEIGHTS):
@@ -252,10 +257,12 @@ def _inner(
     samples: Samples | None,
     quantized: onnx.ModelProto,
     folder: Path,
+    least: float,
 ) -> Options:
     """Options for the quantized model, whose shapes and bindings are set already.
 
     It is checked on a real sample if there are some: the one whose outputs noise changes least.
+    ``least`` is the least tolerance of that check.
     """
     sizes = {name: size.low for name, size in prepared.dims.items()}
     some: Sequence[Mapping[str, Array]] = [make_inputs(prepared.inputs, sizes, 0)]
@@ -264,7 +271,7 @@ def _inner(
     files, tolerance, chosen = options.samples, options.tolerance, some[-1]
     if tolerance == DEFAULT_TOLERANCE and options.verify:
         chosen, spread = _steadiest(quantized.SerializeToString(), some)
-        tolerance = max(LEAST_TOLERANCE, SPREAD * spread)
+        tolerance = max(least, SPREAD * spread)
     if not files:
         files = (folder / "sample.npz",)
         write_arrays(files[0], chosen)

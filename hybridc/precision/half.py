@@ -1,100 +1,158 @@
-"""Floats of 16 bits, but where more are needed.
+"""A model in floats of 16 bits: float16 or bfloat16.
 
-A number of 16 bits ends at 65,504, and a sum of many or of squares does not. So operators that add
-up keep 32 bits, as PyTorch's automatic mixed precision has it, and with them
+Inputs, outputs, what enters and leaves subgraphs, and operators that need more keep 32 bits
+(:mod:`hybridc.precision.half_nodes`). Where both kinds meet there is a Cast, one for all readers:
 
-    squares, exponentials and the like that only they read, and
-    element-wise operators that read nothing but them and constants:
+    x32 -> Cast -> Conv -> 16 -> Relu -> 16 -> Cast -> ReduceMean -> y32
 
-    x -> Mul -> ReduceSum -> Mul 1/n -> Add epsilon -> Sqrt -> Cast -> Mul -> y
-         `------------- in 32 bits -------------------------'         in 16
+Constants are converted here. One beyond the range of 16 bits stands for "as much as possible", as
+in a mask that is added to scores; it becomes half of the largest number, so that adding to it does
+not make it infinite. One that would become zero stays the least number that is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import ml_dtypes
+import numpy as np
 import onnx
 import onnx_ir as ir
 
-_SUMS = frozenset(
-    "CumSum LpNormalization MeanVarianceNormalization ReduceL1 ReduceL2 ReduceLogSum "
-    "ReduceLogSumExp ReduceMean ReduceSum ReduceSumSquare".split()
-)
+from hybridc.bundle.tensors import Array
+from hybridc.passes.editor import Editor, contents
+from hybridc.passes.infer_shapes import InferShapes
+from hybridc.passes.raise_opset import ensure_opset
+from hybridc.precision.half_nodes import Slots, narrow_nodes
 
-_ELEMENTWISE = frozenset(
-    "Abs Add Clip Div Exp Log Max Mean Min Mul Neg Pow Reciprocal Relu Sqrt Sub Sum".split()
-)
+FLOAT16, BFLOAT16 = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 
-_RESHAPING = frozenset("Expand Identity Reshape Squeeze Transpose Unsqueeze".split())
-
-
-def convert_to_half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Floats in 16 bits, but for inputs, outputs, and operators that need more."""
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    named = ir.from_proto(model)
-    _name_nodes(named.graph)
-    wide = [node.name for node in wide_nodes(named.graph)]
-    half = ir.from_proto(
-        convert_float_to_float16(ir.to_proto(named), keep_io_types=True, node_block_list=wide)
-    )
-    _join(half.graph, {node.name for node in named.graph.all_nodes()})
-    half.graph.sort()  # the casts behind inputs come last
-    return ir.to_proto(half)
+_OPSETS = {FLOAT16: 17, BFLOAT16: 22}
+"""The first opsets in which most operators take the type."""
 
 
-def _join(graph: ir.Graph, own: Container[str | None]) -> None:
-    """Let neighbors in 32 bits read each other, not by way of 16 as the converter has it.
+def convert_floats(model: onnx.ModelProto, dtype: ir.DataType = FLOAT16) -> onnx.ModelProto:
+    """A model with floats of 16 bits where that is enough.
 
     Args:
-        graph: The converted graph.
-        own: Names of nodes that the model brought: its casts round because it wants it.
+        model: It has no functions of its own.
+        dtype: ``FLOAT16`` or ``BFLOAT16``.
+
+    Raises:
+        onnx.shape_inference.InferenceError: The model contradicts itself.
     """
-    for node in graph.all_nodes():
-        value = node.inputs[0] if _is_new_cast(node, ir.DataType.FLOAT, own) else None
-        narrow = value.producer() if value else None
-        if narrow is not None and _is_new_cast(narrow, ir.DataType.FLOAT16, own):
-            node.replace_input_with(0, narrow.inputs[0])
+    converted = ir.from_proto(model)
+    ensure_opset(converted, _OPSETS[dtype])
+    InferShapes()(converted)
+    narrow = narrow_nodes(converted.graph, dtype)
+    _Conversion(dtype, narrow, Editor(converted.graph)).run()
+    _drop_unread(converted.graph)
+    return ir.to_proto(converted)
 
 
-def _is_new_cast(node: ir.Node, dtype: ir.DataType, own: Container[str | None]) -> bool:
-    is_cast = node.op_type == "Cast" and node.name not in own
-    return is_cast and node.attributes.get_int("to") == dtype
+@dataclass
+class _Conversion:
+    """A change of the types of values.
+
+    Attributes:
+        dtype: The type of 16 bits.
+        narrow: Nodes that get it, with the positions of their floats.
+        editor: Makes constants, and names.
+        made: Values in the type by those in 32 bits, as far as they were made.
+    """
+
+    dtype: ir.DataType
+    narrow: Mapping[ir.Node, Slots]
+    editor: Editor
+    made: dict[ir.Value, ir.Value] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Give the nodes their operands and results."""
+        for node, slots in self.narrow.items():
+            for index in slots.outputs:
+                self._narrow_result(node.outputs[index])
+        for node, slots in self.narrow.items():
+            for index in slots.inputs:
+                value = node.inputs[index]
+                assert value is not None
+                if value.dtype != self.dtype:
+                    node.replace_input_with(index, self._narrowed(value))
+
+    def _narrow_result(self, value: ir.Value) -> None:
+        """Change a result's type, and give it in 32 bits to readers that want those."""
+        wide_uses = [use for use in value.uses() if use.idx not in self._inputs(use.node)]
+        if wide_uses or value.is_graph_output():
+            wide = self._cast(value, ir.DataType.FLOAT)
+            for use in wide_uses:
+                use.node.replace_input_with(use.idx, wide)
+            if value.is_graph_output():
+                _take_over(value, wide)
+        value.dtype = self.dtype
+
+    def _inputs(self, node: ir.Node) -> tuple[int, ...]:
+        slots = self.narrow.get(node)
+        return slots.inputs if slots else ()
+
+    def _narrowed(self, value: ir.Value) -> ir.Value:
+        """A value of 32 bits in 16, made once."""
+        if value not in self.made:
+            array = contents(value)
+            if array is None:
+                self.made[value] = self._cast(value, self.dtype)
+            else:
+                half = to_half(array, self.dtype.numpy())
+                self.made[value] = self.editor.constant(half, self._name(value, self.dtype))
+        return self.made[value]
+
+    def _name(self, value: ir.Value, dtype: ir.DataType) -> str:
+        return f"{value.name}_{dtype.name.lower()}"
+
+    def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """A value in another type, made where it becomes known."""
+        name = self.editor.free_name(self._name(value, dtype))
+        output = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
+        attributes = [ir.AttrInt64("to", dtype.value)]
+        cast = ir.Node("", "Cast", [value], attributes, outputs=[output], name=name)
+        producer, graph = value.producer(), value.graph
+        if producer is not None:
+            producer.append(cast)
+        else:
+            assert graph is not None
+            graph.insert_before(graph[0], cast)
+        return output
 
 
-def _name_nodes(graph: ir.Graph) -> None:
-    """Give names to nodes that have none, or one that another has."""
-    found: set[str] = set()
-    for number, node in enumerate(graph.all_nodes()):
-        if not node.name or node.name in found:
-            node.name = f"{node.op_type}_{number}_half"
-        found.add(node.name)
+def to_half(array: Array, dtype: np.dtype) -> Array:
+    """A constant in 16 bits; what is finite and not zero stays so.
+
+    Args:
+        array: Of float32.
+        dtype: float16, or bfloat16 of ml_dtypes.
+    """
+    limits = ml_dtypes.finfo(dtype)
+    largest, least = float(limits.max), float(limits.smallest_subnormal)
+    size = np.abs(array)
+    beyond = np.isfinite(array) & (size > largest)
+    array = np.where(beyond, np.copysign(largest / 2, array), array)
+    array = np.where((size > 0) & (size < least), np.copysign(least, array), array)
+    return array.astype(dtype)
 
 
-def wide_nodes(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes that keep 32 bits since they add up, or belong to a sum."""
-    nodes = list(graph.all_nodes())
-    wide = {node for node in nodes if node.op_type in _SUMS and not node.domain}
-    for node in reversed(nodes):
-        if node.op_type in _ELEMENTWISE and _is_read_only_by(node, wide):
-            wide.add(node)
-    for node in nodes:
-        if node.op_type in _ELEMENTWISE | _RESHAPING and _reads_only(node, wide):
-            wide.add(node)
-    return [node for node in nodes if node in wide]
+def _take_over(value: ir.Value, wide: ir.Value) -> None:
+    """Let a value be the output of a graph that another one was, under its name."""
+    graph = value.graph
+    assert graph is not None
+    name = value.name
+    value.name, wide.name = wide.name, name
+    for index, output in enumerate(graph.outputs):
+        if output is value:
+            graph.outputs[index] = wide
 
 
-def _is_read_only_by(node: ir.Node, wide: set[ir.Node]) -> bool:
-    readers = [use.node for output in node.outputs for use in output.uses()]
-    return bool(readers) and all(reader in wide for reader in readers)
-
-
-def _reads_only(node: ir.Node, wide: set[ir.Node]) -> bool:
-    """Whether all that a node reads comes from wide nodes, but for constants."""
-    computed = [value for value in node.inputs if value and not value.is_initializer()]
-    producers = [value.producer() for value in computed]
-    return any(producer in wide for producer in producers) and all(
-        producer in wide or (producer is not None and producer.op_type == "Constant")
-        for producer in producers
-    )
+def _drop_unread(graph: ir.Graph) -> None:
+    """Forget constants in 32 bits that nobody reads any more."""
+    for part in (graph, *graph.subgraphs()):
+        for name, value in list(part.initializers.items()):
+            if not value.uses() and not value.is_graph_input() and not value.is_graph_output():
+                del part.initializers[name]

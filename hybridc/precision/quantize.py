@@ -6,7 +6,7 @@
     int8-weights   weights of matrix products in 8 bits, in blocks with a scale each
     int4-weights   the same in 4 bits
     auto           as int8, for as many layers as a budget allows: see search.py
-    fp16           floats in 16 bits, but for operators that need more
+    fp16, bf16     floats in 16 bits, but for operators that need more: see half.py
 
 Around a convolution, sums of two images, pools and concatenations take part too, so that what goes
 from one convolution to the next is 8 bits wide. Other element-wise work stays float: it is done in
@@ -30,8 +30,8 @@ from hybridc.precision.qdq import PER_CHANNEL_SINCE
 from hybridc.precision.samples import Samples
 from hybridc.precision.static import calibrate_model, sensitive, sensitivities
 
-STATIC, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS, FP16, FP32, AUTO = (
-    "int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16", "fp32", "auto",
+STATIC, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS, FP16, BF16, FP32, AUTO = (
+    "int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16", "bf16", "fp32", "auto",
 )  # fmt: skip
 
 DEFAULT_METHOD = "percentile"

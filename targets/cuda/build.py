@@ -19,6 +19,7 @@ from hybridc.targets.cuda.pack import packer
 from hybridc.targets.cuda.permuted import products_in_place
 from hybridc.targets.gpu.attention import attention_in_one
 from hybridc.targets.gpu.constants import CUDA, keep_constants
+from hybridc.targets.gpu.infinities import infinities_as_bits
 from hybridc.targets.gpu.narrow import cut_off
 from hybridc.targets.gpu.normalize import rows_normalized
 from hybridc.targets.gpu.pipeline import legalize
@@ -87,7 +88,7 @@ def compiled_graph(module: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
 def planned_graph(fused: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
     """Fused kernels, scheduled, and their ``main`` with planned memory."""
     scheduled = lift_scratch(schedule_module(fused, gpu.target, gpu.limits))
-    scheduled = keep_constants(cut_off(scheduled), CUDA)
+    scheduled = keep_constants(infinities_as_bits(cut_off(scheduled)), CUDA)
     with gpu.target:
         if not _is_straight(scheduled):
             return finalize(scheduled)

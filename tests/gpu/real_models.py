@@ -1,13 +1,13 @@
 """Compile real models for a GPU and compare them with ONNX Runtime on a CPU.
 
     python -m tests.gpu.real_models cuda:sm_90 [NAME ...] [--jobs 8]
-    python -m tests.gpu.real_models cuda:sm_90 --half --tolerance 0.03
+    python -m tests.gpu.real_models cuda:sm_90 --precision fp16 --tolerance 0.03
     python -m tests.gpu.real_models cuda:sm_90,tf32 --tolerance 0.01
 
 Prints one line for each model: its largest error relative to an output's largest magnitude on three
-seeded inputs; over the tolerance it is WRONG. With ``--half`` the model is compiled as
-``--precision fp16`` makes it. Without the device it says whether the model compiles. Models
-come from ``tools/models.py``. The exit code is the number of models that are not right.
+seeded inputs; over the tolerance it is WRONG. ``--precision`` is that of ``hybridc compile``.
+Without the device it says whether the model compiles. Models come from ``tools/models.py``. The
+exit code is the number of models that are not right.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import hybridc
 from hybridc.compiler import Options, compile_model
 from hybridc.errors import DeviceError
 from hybridc.frontend.shapes import parse_shapes
+from hybridc.precision.compile import Wanted, compile_in_precision
 from hybridc.runtime.samples import relative_error
 from tests.models import run_reference
 from tools.models import CATALOG, LIGHT_MODELS, light_model, model_feeds, model_path
@@ -55,13 +56,13 @@ class Case:
     Attributes:
         name: Its name.
         target: What it is compiled for.
-        half: Whether it is converted to 16 bits first.
+        precision: fp32, fp16 or bf16.
         tolerance: Largest error relative to an output's largest magnitude.
     """
 
     name: str
     target: str
-    half: bool
+    precision: str
     tolerance: float
 
 
@@ -99,8 +100,7 @@ def _outcome(case: Case) -> str:
         verify=False,
     )
     with tempfile.TemporaryDirectory() as folder:
-        source = _halved(path, Path(folder)) if case.half else path
-        compile_model(source, Path(folder) / "bundle", options)
+        _compile(case, path, Path(folder) / "bundle", options)
         try:
             model = hybridc.load(Path(folder) / "bundle")
         except DeviceError as error:
@@ -110,14 +110,12 @@ def _outcome(case: Case) -> str:
     return f"{'ok   ' if max(errors) < case.tolerance else 'WRONG'} {max(errors):8.1e}"
 
 
-def _halved(path: Path, folder: Path) -> Path:
-    """The model in 16 bits, in a folder."""
-    import onnx
-
-    from hybridc.precision.half import convert_to_half
-
-    onnx.save(convert_to_half(onnx.load(path)), folder / "half.onnx")
-    return folder / "half.onnx"
+def _compile(case: Case, path: Path, bundle: Path, options: Options) -> None:
+    if case.precision == "fp32":
+        compile_model(path, bundle, options)
+    else:
+        wanted = Wanted(case.precision)
+        compile_in_precision(path, bundle, options, lambda _line: None, wanted)
 
 
 def _error(results: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
@@ -131,13 +129,13 @@ def main() -> int:
     parser.add_argument("target")
     parser.add_argument("names", nargs="*", default=[*LIGHT_MODELS, *CATALOG_MODELS])
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--half", action="store_true", help="in 16 bits")
+    parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp32")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE)
     arguments = parser.parse_args()
     failed = 0
     spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     with ProcessPoolExecutor(arguments.jobs, spawn) as pool:
-        options = (arguments.target, arguments.half, arguments.tolerance)
+        options = (arguments.target, arguments.precision, arguments.tolerance)
         cases = [Case(name, *options) for name in arguments.names]
         for line in pool.map(check, cases):
             print(line, flush=True)
