@@ -20,7 +20,7 @@ tolerances are absolute.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +41,7 @@ from hybridc.placement.problem import (
     objective,
     resource,
 )
+from hybridc.placement.solvers.highs import Program, run
 
 if TYPE_CHECKING:
     import highspy
@@ -49,36 +50,6 @@ GAP = 1e-7
 """Relative gap at which a placement counts as proven."""
 
 _Terms = list[tuple[int, float]]
-
-
-@dataclass
-class _Program:
-    """A linear program as it grows; rows and columns are numbered as they come."""
-
-    lower: list[float] = field(default_factory=list)
-    upper: list[float] = field(default_factory=list)
-    whole: list[bool] = field(default_factory=list)
-    cost: list[float] = field(default_factory=list)
-    rows: list[tuple[float, float]] = field(default_factory=list)
-    starts: list[int] = field(default_factory=lambda: [0])
-    columns: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-
-    def variable(self, low: float = 0.0, high: float = 1.0, whole: bool = False) -> int:
-        """A new variable; returns its number."""
-        self.lower.append(low)
-        self.upper.append(high)
-        self.whole.append(whole)
-        self.cost.append(0.0)
-        return len(self.cost) - 1
-
-    def row(self, terms: Iterable[tuple[int, float]], low: float, high: float) -> None:
-        """Require a sum to be within bounds."""
-        for column, value in terms:
-            self.columns.append(column)
-            self.values.append(value)
-        self.starts.append(len(self.columns))
-        self.rows.append((low, high))
 
 
 @dataclass
@@ -94,7 +65,7 @@ class _Model:
     """
 
     problem: Problem
-    program: _Program
+    program: Program
     runs: list[dict[int, int]]
     copies: dict[tuple[int, int, int], list[int]]
     unit: float
@@ -127,7 +98,8 @@ class IntegerProgram:
         import highspy  # here, since most compiles have nothing to solve
 
         model = _build(problem)
-        highs = _run(model, seconds, start)
+        known = None if start is None else _start(model, start)
+        highs = run(model.program, seconds, GAP / 10, known)
         found = _read(model, highs) or start
         if found is None or not is_feasible(problem, found):
             raise Infeasible(highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible)
@@ -139,7 +111,7 @@ class IntegerProgram:
 
 
 def _build(problem: Problem) -> _Model:
-    program = _Program()
+    program = Program()
     runs = [{d: program.variable(whole=True) for d in sorted(a)} for a in problem.allowed]
     for variables in runs:
         program.row([(v, 1.0) for v in variables.values()], 1.0, 1.0)
@@ -252,7 +224,6 @@ def _minimize_busiest(model: _Model) -> None:
         price = way.price(problem.tensors[index].bytes) / model.unit
         name = resource(problem, source, destination)
         work.setdefault(name, []).extend((variable, price) for variable in copies if price)
-    # HiGHS 1.13.1 loses the optimum of some programs in which this one has no bound.
     slowest = program.variable(high=sum(price for terms in work.values() for _, price in terms))
     program.cost[slowest] = 1.0
     for terms in work.values():
@@ -297,43 +268,13 @@ def _hardest(steps: Sequence[dict[int, float]]) -> list[dict[int, float]]:
     return found or [{}]
 
 
-def _run(model: _Model, seconds: float, start: Placement | None) -> highspy.Highs:
-    import highspy
-
-    highs = highspy.Highs()
-    highs.setOptionValue("output_flag", False)
-    highs.setOptionValue("threads", 1)  # more would make the result depend on the machine
-    highs.setOptionValue("presolve", "off")  # HiGHS 1.13.1 loses the optimum of some programs in it
-    highs.setOptionValue("time_limit", float(seconds))
-    highs.setOptionValue("mip_rel_gap", GAP / 10)
-    highs.setOptionValue("mip_feasibility_tolerance", 1e-9)
-    highs.passModel(_as_highs(model.program))
-    if start is not None:
-        columns = [v for variables in model.runs for v in variables.values()]
-        chosen = {model.runs[group][device] for group, device in enumerate(start)}
-        values = np.array([float(v in chosen) for v in columns])
-        highs.setSolution(len(columns), np.array(columns, np.int32), values)
-    highs.run()
-    return highs
-
-
-def _as_highs(program: _Program) -> highspy.HighsLp:
-    import highspy
-
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(program.cost), len(program.rows)
-    lp.col_cost_ = np.array(program.cost)
-    lp.col_lower_, lp.col_upper_ = np.array(program.lower), np.array(program.upper)
-    lp.row_lower_ = np.array([low for low, _ in program.rows])
-    lp.row_upper_ = np.array([high for _, high in program.rows])
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.num_col_, lp.a_matrix_.num_row_ = lp.num_col_, lp.num_row_
-    lp.a_matrix_.start_ = np.array(program.starts)
-    lp.a_matrix_.index_ = np.array(program.columns)
-    lp.a_matrix_.value_ = np.array(program.values)
-    kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-    lp.integrality_ = [kinds[whole] for whole in program.whole]
-    return lp
+def _start(model: _Model, placement: Placement) -> dict[int, float]:
+    """The values of the whole variables that stand for a placement."""
+    return {
+        variable: float(device == chosen)
+        for variables, chosen in zip(model.runs, placement, strict=True)
+        for device, variable in variables.items()
+    }
 
 
 def _read(model: _Model, highs: highspy.Highs) -> Placement | None:
