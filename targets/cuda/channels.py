@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit, if_it_fits
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of, variables_used
 from hybridc.targets.llvm.schedules.blocks import (
     blocks_of,
@@ -25,7 +27,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     loads_of,
     store_of,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, tirx
 from tvm.s_tir import Schedule
@@ -112,11 +113,8 @@ class _Graph:
 
     def _kernel(self, variable: Any) -> _Kernel:
         if variable not in self.kernels:
-            function = self.module[variable]
-            try:
-                self.kernels[variable] = self._read(function)
-            except (Misfit, RuntimeError, ValueError, TypeError):
-                self.kernels[variable] = _Kernel(apart=False, contracts=False)
+            found = if_it_fits(partial(self._read, self.module[variable]))
+            self.kernels[variable] = found or _Kernel(apart=False, contracts=False)
         return self.kernels[variable]
 
     def _read(self, function: tirx.PrimFunc) -> _Kernel:

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.schedules.fragment_kernel import INTEGERS
 from hybridc.targets.gpu.schedules.product import MIN_EXTENT
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
 from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
 from hybridc.targets.llvm.schedules.blocks import axes_of, blocks_of, same_variables, store_of
-from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 

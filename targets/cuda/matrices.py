@@ -14,10 +14,10 @@ from typing import Any
 
 import tvm
 from hybridc.targets.cuda.weights import reorder_weights
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.schedules.product import MIN_EXTENT
 from hybridc.targets.llvm.layout.graph import sizes_of
 from hybridc.targets.llvm.layout.main_writer import MainWriter
-from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import te, tirx
 
 from hybridc.bundle.tensors import Array

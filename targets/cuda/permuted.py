@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of, variables_used
 from hybridc.targets.llvm.layout.main_writer import MainWriter
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, te, tirx
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit, if_it_fits
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules import SCHEDULED
 from hybridc.targets.gpu.schedules.attention_kernel import Cut, shared_words, write_attention
@@ -28,7 +30,6 @@ from hybridc.targets.gpu.schedules.product import only_product, right_along_dept
 from hybridc.targets.gpu.schedules.softmax import check_softmax
 from hybridc.targets.llvm.layout.graph import bindings_of, variables_used
 from hybridc.targets.llvm.schedules.blocks import changed
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import int64
 from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, tirx
@@ -147,10 +148,9 @@ def _kernel(
 ) -> tirx.PrimFunc | None:
     """One kernel in place of three, by the first writer that has one."""
     for write in writers:
-        try:
-            kernel = write(functions, limits)
-        except (Misfit, RuntimeError, ValueError, TypeError):
-            continue  # as with the rules, what a schedule primitive refuses does not fit either
+        kernel = if_it_fits(partial(write, functions, limits))
+        if kernel is None:
+            continue
         first, _, second = functions
         root = changed(first.body.block, body=kernel, alloc_buffers=[])
         params = [*first.params[:-1], *second.params[1:]]

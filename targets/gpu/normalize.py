@@ -12,10 +12,10 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
 from hybridc.targets.llvm.layout.main_writer import FUSES_AHEAD
 from hybridc.targets.llvm.schedules.blocks import blocks_of, store_of
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.relax_pipeline import rewrite_main
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule

@@ -17,16 +17,17 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import if_it_fits
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules import schedule_function
 from hybridc.targets.gpu.schedules.fragments import fragment_choices
 from hybridc.targets.gpu.schedules.tiles import tile_choices
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.tuning import (
     Figures,
     Problem,
@@ -126,11 +127,10 @@ def _choices(function: Any, limits: Limits) -> tuple[Problem, list[Figures]] | N
     if not isinstance(function, tirx.PrimFunc):
         return None
     for choices in _CHOICES:
-        try:
-            problem, found = choices(Schedule(tvm.IRModule({"main": function})), limits)
-        except (Misfit, RuntimeError, ValueError, TypeError):
-            continue
-        return (problem, found) if len(found) > 1 else None
+        schedule = Schedule(tvm.IRModule({"main": function}))
+        found = if_it_fits(partial(choices, schedule, limits))
+        if found is not None:
+            return found if len(found[1]) > 1 else None
     return None
 
 

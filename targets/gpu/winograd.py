@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.choices import in_order
 from hybridc.targets.gpu.schedules.winograd import INPUTS, OUTPUTS
@@ -27,7 +28,6 @@ from hybridc.targets.gpu.schedules.winograd_choice import (
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
 from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
 from hybridc.targets.llvm.layout.winograd import entry
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import int64
 from hybridc.targets.llvm.schedules.winograd_transforms import (
     TAPS,

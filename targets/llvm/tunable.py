@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit, if_it_fits
 from hybridc.targets.llvm.alignment import accept_any_alignment
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.kernels import blocked_convolution, weight_shape
@@ -37,7 +38,6 @@ from hybridc.targets.llvm.schedules.blocked_convolution import operands_of
 from hybridc.targets.llvm.schedules.blocked_tiles import BLOCKED, Geometry
 from hybridc.targets.llvm.schedules.blocks import blocks_of, is_reduction
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.packed_product import PRODUCT
 from hybridc.targets.llvm.schedules.statements import int64
 from hybridc.targets.llvm.schedules.winograd import WINOGRAD
@@ -99,11 +99,9 @@ def _kernel(function: tirx.PrimFunc, weight_bytes: int, cpu: Cpu) -> TunableKern
     """
     function = with_typical_sizes(function)
     for find in (partial(_packed, weight_bytes), _convolution, _product):
-        try:
-            kernel = find(function, cpu)
-        except (Misfit, RuntimeError, ValueError, TypeError, ArithmeticError):
-            continue
-        return kernel if len(kernel.candidates) > 1 else None
+        kernel = if_it_fits(partial(find, function, cpu))
+        if kernel is not None:
+            return kernel if len(kernel.candidates) > 1 else None
     return None
 
 

@@ -32,7 +32,7 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (  # noqa: E402
     choose_tiling,
     runs,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit  # noqa: E402
+from hybridc.targets.fitting import Misfit  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
 
 from tests.targets.properties import kernel_examples  # noqa: E402

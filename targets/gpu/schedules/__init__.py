@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import if_it_fits
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.fragments import schedule_fragments
 from hybridc.targets.gpu.schedules.grids import never_empty
@@ -29,7 +30,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     is_spatial,
     store_of,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.relax_pipeline import map_kernels
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -73,10 +73,7 @@ def apply_rule(rule: Rule, function: tirx.PrimFunc, limits: Limits) -> tirx.Prim
     the rule does not fit.
     """
     schedule = Schedule(tvm.IRModule({"main": function}))
-    try:
-        return rule(schedule, limits).mod["main"]
-    except (Misfit, RuntimeError, ValueError, TypeError):
-        return None
+    return if_it_fits(lambda: rule(schedule, limits).mod["main"])
 
 
 def _is_computed(schedule: Schedule) -> bool:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.schedules.attention_functions import LOWEST, settle, soften, weigh
 from hybridc.targets.gpu.schedules.factors import Element, Product
 from hybridc.targets.gpu.schedules.fragment_copies import Copy, can_copy
@@ -34,7 +35,6 @@ from hybridc.targets.gpu.schedules.fragment_functions import (
 from hybridc.targets.gpu.schedules.fragment_kernel import LANES, barrier, write_neighbors
 from hybridc.targets.gpu.schedules.fragment_moves import Side
 from hybridc.targets.gpu.schedules.programs import launch
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import int64, sequence, serial_loop
 from tvm import sym, tirx
 from tvm.ir import Range

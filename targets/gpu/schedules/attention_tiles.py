@@ -26,12 +26,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.attention_functions import LOWEST
 from hybridc.targets.gpu.schedules.factors import Element, Product
 from hybridc.targets.gpu.schedules.fragment_kernel import barrier
 from hybridc.targets.gpu.schedules.programs import launch
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from tvm import sym, tirx
 from tvm.ir import Range

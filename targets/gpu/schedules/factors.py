@@ -15,6 +15,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.schedules.product import (
     check_one_to_one,
     inline_readers,
@@ -31,7 +32,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     same_variables,
     store_of,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import int64
 from hybridc.targets.llvm.schedules.tails import substitute
 from tvm import DataType, tirx

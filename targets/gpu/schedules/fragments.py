@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.choices import in_order, product_problem
 from hybridc.targets.gpu.schedules.factors import Product, extract_product
@@ -18,7 +19,6 @@ from hybridc.targets.gpu.schedules.fragment_kernel import INTEGERS, write_kernel
 from hybridc.targets.gpu.schedules.fragment_moves import Side
 from hybridc.targets.gpu.schedules.product import only_product, right_along_depth
 from hybridc.targets.llvm.schedules.blocks import changed, loads_of, store_of
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import sequence
 from hybridc.targets.tuning import Figures, Problem, figures
 from tvm import tirx

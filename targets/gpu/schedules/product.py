@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     blocks_of,
@@ -27,7 +28,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     store_of,
     strides_of,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import tirx
 from tvm.s_tir import Schedule
 

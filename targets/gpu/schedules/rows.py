@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.reducers import combines
 from hybridc.targets.gpu.schedules.stages import inner_loops, split_loops
@@ -28,7 +29,7 @@ from hybridc.targets.llvm.schedules.blocks import (
     output_block,
 )
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
-from hybridc.targets.llvm.schedules.loops import Misfit, extent
+from hybridc.targets.llvm.schedules.loops import extent
 from tvm import DataType
 from tvm.s_tir import Schedule
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     blocks_of,
@@ -25,7 +26,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     starts_from,
     store_of,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import tirx
 from tvm.s_tir import Schedule
 

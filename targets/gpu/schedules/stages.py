@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.reducers import combines
 from hybridc.targets.llvm.schedules.blocks import (
@@ -31,7 +32,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     strides_of,
 )
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
-from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import tirx
 from tvm.s_tir import Schedule
 

@@ -24,8 +24,10 @@ kernel adds up the slices, and computes what follows:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from hybridc.targets.fitting import Misfit, if_it_fits
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.choices import in_order, product_problem
 from hybridc.targets.gpu.schedules.product import (
@@ -41,7 +43,6 @@ from hybridc.targets.gpu.schedules.product import (
 from hybridc.targets.gpu.schedules.stages import bind_elements
 from hybridc.targets.gpu.schedules.tile_choice import DEPTH, SIDE, TILES, rank_tiles
 from hybridc.targets.llvm.schedules.blocks import blocks_of, extents_of
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.tuning import Figures, Problem, figures
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
@@ -58,10 +59,9 @@ def schedule_tiles(schedule: Schedule, limits: Limits) -> Schedule:
     """
     form, cuts = _find(schedule, limits)
     for cut in in_order(form.problem, cuts, limits.tuning)[:TRIES]:
-        try:
-            return _in_tiles(schedule.copy(), form, cut, limits)
-        except (Misfit, RuntimeError, ValueError, TypeError):
-            continue
+        tiled = if_it_fits(partial(_in_tiles, schedule.copy(), form, cut, limits))
+        if tiled is not None:
+            return tiled
     raise Misfit("no tile fits")
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.gpu.limits import Limits
 from hybridc.targets.gpu.schedules.programs import launch
 from hybridc.targets.gpu.schedules.stages import bind_elements
@@ -30,7 +31,6 @@ from hybridc.targets.llvm.schedules.blocks import (
 )
 from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.splice import replace_nest, without_unused_buffers
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence
 from hybridc.targets.llvm.schedules.winograd_transforms import input_transform, output_transform

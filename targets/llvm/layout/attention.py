@@ -15,6 +15,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of, variables_used
 from hybridc.targets.llvm.layout.main_writer import MainWriter
@@ -32,7 +33,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     same_variables,
     store_of,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import int64
 from hybridc.targets.llvm.schedules.tails import substitute
 from hybridc.targets.relax_pipeline import rewrite_main

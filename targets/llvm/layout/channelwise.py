@@ -15,9 +15,9 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.schedules.blocks import collect
 from hybridc.targets.llvm.schedules.extents import number
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import index
 from hybridc.targets.llvm.schedules.tails import variables_of
 from tvm import tirx

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import (
     Geometry,
@@ -24,7 +25,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     store_of,
 )
 from hybridc.targets.llvm.schedules.conv2d import Convolution, choose_chunk, find_convolution
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.padding import check_indices, check_padding, padding_of
 from hybridc.targets.llvm.schedules.registers import cycles_of
 from hybridc.targets.llvm.schedules.winograd_tiles import choose_chunking, fastest

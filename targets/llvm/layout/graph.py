@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit, if_it_fits
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.channelwise import CHANNELS, RANKS, Blocked, block_kernel
 from hybridc.targets.llvm.layout.convolutions import (
@@ -15,7 +17,6 @@ from hybridc.targets.llvm.layout.convolutions import (
     find_plain_convolution,
 )
 from hybridc.targets.llvm.layout.shuffles import Shuffle, find_shuffles
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.sizes import Bounds, ranges_of, typical_size
 from tvm import relax, tirx
 
@@ -224,11 +225,7 @@ class _Reader:
         output = function.params[-1]
         if str(getattr(output, "dtype", "")) != "float32" or len(output.shape) not in RANKS:
             return None, None
-        try:
-            return find_plain_convolution(function), None
-        except (Misfit, RuntimeError, ValueError, TypeError):
-            pass
-        try:
-            return None, block_kernel(function, self.graph.lanes)
-        except (Misfit, RuntimeError, ValueError, TypeError):
-            return None, None
+        plain = if_it_fits(partial(find_plain_convolution, function))
+        if plain is not None:
+            return plain, None
+        return None, if_it_fits(partial(block_kernel, function, self.graph.lanes))

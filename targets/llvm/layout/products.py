@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.graph import bindings_of, dims_of, sizes_of
 from hybridc.targets.llvm.layout.kernels import pack_weight
 from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_vectors
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.packed_product import PRODUCT
 from hybridc.targets.llvm.sizes import Bounds, ranges_of, typical_size
 from tvm import te, tirx

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tvm
+from hybridc.targets.fitting import Misfit, if_it_fits
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.amx import schedule_tiled_product
 from hybridc.targets.llvm.schedules.attention import schedule_attention
@@ -22,7 +23,6 @@ from hybridc.targets.llvm.schedules.extrema import with_finite_starts, with_infi
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks, simplify_indices
 from hybridc.targets.llvm.schedules.integer_products import schedule_integer_product
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.matmul import schedule_matmul
 from hybridc.targets.llvm.schedules.packed_product import schedule_packed_product
 from hybridc.targets.llvm.schedules.reduction import (
@@ -77,12 +77,15 @@ def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc |
     """
     finite = with_finite_starts(function)
     schedule = Schedule(tvm.IRModule({"main": finite}))
-    try:
+
+    def attempt() -> tirx.PrimFunc:
         scheduled, needed = move_tails(rule(schedule, cpu).mod["main"])
-        scheduled = with_alternative(scheduled, finite, needed)
-    except (Misfit, RuntimeError, ValueError, TypeError, ArithmeticError):
-        return None
-    return scheduled if finite.same_as(function) else with_infinite_starts(scheduled)
+        return with_alternative(scheduled, finite, needed)
+
+    scheduled = if_it_fits(attempt)
+    if scheduled is None or finite.same_as(function):
+        return scheduled
+    return with_infinite_starts(scheduled)
 
 
 def _matmul(schedule: Schedule, cpu: Cpu) -> Schedule:

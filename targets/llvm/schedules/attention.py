@@ -23,6 +23,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.attention_blocks import (
     ATTENTION,
@@ -37,7 +38,7 @@ from hybridc.targets.llvm.schedules.attention_blocks import (
 from hybridc.targets.llvm.schedules.blocks import axes_of, blocks_of, store_of
 from hybridc.targets.llvm.schedules.emitter import Emitter
 from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
-from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
+from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from hybridc.targets.llvm.schedules.tails import substitute
 from hybridc.targets.llvm.schedules.vector_math import exp_of_nonpositive

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import (
     FIRST_CACHE_BYTES,
@@ -19,7 +20,6 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (
     panels_of,
     shared_cycles,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 
 ATTENTION = "hybridc.attention"
 """Annotation of the block that ends attention: the fields of its Sizes, then which of the axes

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import (
     BLOCKED,
@@ -33,7 +34,6 @@ from hybridc.targets.llvm.schedules.finishing import (
     may_fold,
     moved_place,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import tirx
 from tvm.s_tir import Schedule

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry, choose_tiling
 from hybridc.targets.llvm.schedules.blocks import (
@@ -26,7 +27,6 @@ from hybridc.targets.llvm.schedules.conv2d import steps_of
 from hybridc.targets.llvm.schedules.emitter import Emitter, Tile
 from hybridc.targets.llvm.schedules.extents import blocked_extents
 from hybridc.targets.llvm.schedules.finishing import finish_of
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.padding import check_indices, check_padding, padding_of
 from hybridc.targets.llvm.schedules.statements import sequence
 from hybridc.targets.llvm.schedules.written import schedule_around

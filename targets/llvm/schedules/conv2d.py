@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
@@ -39,7 +40,6 @@ from hybridc.targets.llvm.schedules.blocks import (
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
 from hybridc.targets.llvm.schedules.loops import (
-    Misfit,
     extent,
     finish_tile,
     fuse_parallel,

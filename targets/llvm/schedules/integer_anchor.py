@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import loads_of, store_of
 from hybridc.targets.llvm.schedules.finishing import Finish, finish_of, moved_place
 from hybridc.targets.llvm.schedules.integer_steps import ramp
 from hybridc.targets.llvm.schedules.integer_tiles import Geometry
 from hybridc.targets.llvm.schedules.layouts import LAST
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.statements import int64, sequence
 from hybridc.targets.llvm.schedules.written import annotated_anchor, schedule_around
 from tvm import tirx

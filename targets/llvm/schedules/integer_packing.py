@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.layout.graph import bindings_of, sizes_of
 from hybridc.targets.llvm.layout.main_writer import MainWriter, weight_names, weights_left
@@ -43,7 +44,6 @@ from hybridc.targets.llvm.schedules.integer_tiles import (
     vector_lanes,
 )
 from hybridc.targets.llvm.schedules.integer_winograd import with_winograd
-from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import relax, te, tirx
 
 from hybridc.bundle.tensors import Array

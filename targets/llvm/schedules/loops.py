@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import (
     collect,
@@ -25,10 +26,6 @@ PARALLEL_WORK = 20_000
 
 PARALLEL_TASKS = 64
 """Iterations that a parallel loop should have, so that few or many threads share it evenly."""
-
-
-class Misfit(Exception):
-    """A rule's refusal: the function is not of its kind after all."""
 
 
 def extent(schedule: Schedule, loop: Any) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
@@ -26,7 +27,6 @@ from hybridc.targets.llvm.schedules.blocks import (
 from hybridc.targets.llvm.schedules.extents import number
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.loops import (
-    Misfit,
     finish_tile,
     fuse_parallel,
     known_extent,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.schedules.blocks import (
     axes_of,
     collect,
@@ -14,7 +15,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     same_size,
     store_of,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.tails import variables_of
 from tvm import tirx
 

@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import (
     FAR,
@@ -31,7 +32,6 @@ from hybridc.targets.llvm.schedules.blocks import (
 from hybridc.targets.llvm.schedules.extents import number
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.loops import (
-    Misfit,
     VectorTile,
     extent,
     finish_tile,

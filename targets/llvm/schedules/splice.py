@@ -7,8 +7,8 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.schedules.blocks import changed, collect
-from hybridc.targets.llvm.schedules.loops import Misfit
 from tvm import te, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 

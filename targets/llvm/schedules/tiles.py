@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.schedules.blocks import (
     finishes,
     has_direct_loops,
@@ -19,7 +20,6 @@ from hybridc.targets.llvm.schedules.blocks import (
     same_variables,
     store_of,
 )
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.tails import mark_tile, variables_of
 from tvm import tirx
 from tvm.s_tir import Schedule

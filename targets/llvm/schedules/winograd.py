@@ -24,12 +24,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocked_tiles import Geometry
 from hybridc.targets.llvm.schedules.blocks import blocks_of, loads_of, store_of
 from hybridc.targets.llvm.schedules.emitter import Emitter
 from hybridc.targets.llvm.schedules.finishing import Finish, finish_of
-from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK, Misfit
+from hybridc.targets.llvm.schedules.loops import PARALLEL_WORK
 from hybridc.targets.llvm.schedules.statements import bind, int64, sequence, serial_loop
 from hybridc.targets.llvm.schedules.winograd_tiles import (
     Chunking,

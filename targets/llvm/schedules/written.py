@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import tvm
+from hybridc.targets.fitting import Misfit
 from hybridc.targets.llvm.cpu import Cpu
 from hybridc.targets.llvm.schedules.blocks import (
     blocks_of,
@@ -22,7 +23,6 @@ from hybridc.targets.llvm.schedules.blocks import (
 from hybridc.targets.llvm.schedules.finishing import Vectors, reads_moved
 from hybridc.targets.llvm.schedules.generic import schedule_spatial
 from hybridc.targets.llvm.schedules.inlining import inline_spatial_blocks
-from hybridc.targets.llvm.schedules.loops import Misfit
 from hybridc.targets.llvm.schedules.splice import replace_nest, without_unused_buffers
 from tvm.s_tir import Schedule
 
