@@ -2,289 +2,89 @@
 
     python benchmarks/remote.py model.onnx --shape batch=1 -o result.json
 
-compiles the model with ``--remote``, serves the model repository with the Triton server that
-``make triton`` fetches, and calls it through a proxy that shapes the link: so many bits per second
-and so much delay, each way. For each link it measures the plan without the server, the plan that
-sends everything, and what the loader chooses by itself.
+compiles the model with ``--remote`` and makes two hosts out of network namespaces. On one, the
+Triton server that ``make triton`` fetches serves the model repository; on the other, the loader
+alone runs the bundle on one core. ``tc`` gives the cable between them so many bits per second each
+way, and a proxy adds the delay. For each link ``remote_edge.py`` measures the plan without the
+server, the plan that sends everything, and what the loader chooses by itself.
 
-Both ends share this machine: this end has ``--threads`` threads, the server all cores. With
-``--edge-target llvm:x86-64-v2`` this end is slower too: code without AVX.
+Both ends share this machine, of which the server has all cores. With ``--edge-target
+llvm:x86-64-v2`` the edge is slower in another way, too: code without AVX. Wants Linux and root.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import json
-import random
-import socket
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from queue import Queue
 from typing import Any
+
+import numpy as np
+from remote_edge import Result, Settings, Switching
 
 import hybridc
 from hybridc.bundle.read import open_bundle
 from hybridc.runtime.arrays import random_inputs
-from hybridc.runtime.remote_choice import PATIENCE
 from hybridc.runtime.remote_encoding import BYTE, HALF, TOLERANCE
-from hybridc.runtime.remote_settings import RemoteSettings
-from hybridc.runtime.samples import relative_error
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from tools import two_hosts
 
 Inputs = Mapping[str, Any]
-Outputs = dict[str, Any]
-Round = dict[int, float]
-"""Seconds of calls that were made one after another, by their number."""
-
-_CHUNK = 16384
-_QUEUE = 16
-"""Chunks that are on their way at most: as a router does, the proxy holds no more."""
-
-
-_SETTLE_SECONDS, _KEPT_SECONDS = 20.0, 1.5
-"""How long a model may take to choose its plan, and how long it has to have kept it."""
-
-_WARM_SECONDS = 0.5
-
-_TURNS, _AS_FAST = 6, 1.05
-"""How often calls are timed, and the ratio at which once is enough."""
 
 _LIMITS = {"fp32": 1e-3, "fp16": TOLERANCE[HALF], "int8": TOLERANCE[BYTE]}
 """Largest relative error of a result, by what crosses."""
 
 
-class Link:
-    """A proxy between a port here and a server, as slow as a link is.
-
-    Attributes:
-        address: ``host:port`` to connect to.
-        rate: Bytes per second, each way.
-        delay: Seconds, each way.
-    """
-
-    def __init__(self, server: str, rate: float, delay: float) -> None:
-        self.rate, self.delay = rate, delay
-        host, _, port = server.rpartition(":")
-        self._server = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        """Take no more connections."""
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                here, _ = self._listener.accept()
-                there = socket.create_connection(self._server)
-                for one in (here, there):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._carry(here, there)
-                self._carry(there, here)
-
-    def _carry(self, source: socket.socket, destination: socket.socket) -> None:
-        """Copy bytes one way: a thread that takes them at the link's rate, one that delivers."""
-        waiting: Queue[tuple[float, bytes]] = Queue()
-        room = threading.Semaphore(_QUEUE)
-
-        def take() -> None:
-            free = time.perf_counter()
-            with contextlib.suppress(OSError):
-                while data := source.recv(_CHUNK):
-                    room.acquire()
-                    free = max(free, time.perf_counter()) + len(data) / self.rate
-                    _sleep_until(free)
-                    room.release()
-                    waiting.put((free + self.delay, data))
-            waiting.put((0.0, b""))
-
-        def deliver() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    due, data = waiting.get()
-                    if not data:
-                        break
-                    _sleep_until(due)
-                    destination.sendall(data)
-                destination.shutdown(socket.SHUT_WR)
-
-        threading.Thread(target=take, daemon=True).start()
-        threading.Thread(target=deliver, daemon=True).start()
-
-
-def _sleep_until(when: float) -> None:
-    left = when - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
-
-
-@contextlib.contextmanager
-def serve(repository: Path, protocol: str) -> Iterator[str]:
-    """Serve a repository with Triton; gives the address for a protocol, ``grpc`` or ``http``."""
+def measure(
+    bundle: Path, repository: Path, inputs: Inputs, options: argparse.Namespace, switching: bool
+) -> tuple[list[Result], Switching | None]:
+    """Serve the repository on one host, and measure on another that has the loader and one core."""
     from tools import triton
 
     if not triton.is_here():
         sys.exit("this needs a Triton server; run: make triton")
-    with tempfile.TemporaryDirectory() as scratch, triton.serve(repository, Path(scratch)) as own:
-        yield own.grpc if protocol == "grpc" else own.http
-
-
-@dataclass(frozen=True)
-class Result:
-    """What was measured over one link.
-
-    Attributes:
-        local: Seconds of a call with all here; the median.
-        remote: With all on the server.
-        chosen: With the plan that the loader chose.
-        over_best: The choice's time over that of the better of the two in the same round; median.
-        plan: The choice at the end.
-    """
-
-    megabits: float
-    round_trip_ms: float
-    local: float
-    remote: float
-    chosen: float
-    over_best: float
-    plan: str
-    switches: int
-    fallbacks: int
-
-    @property
-    def is_of_better(self) -> bool:
-        """Whether the choice was the better of the two, so that one plan was measured twice."""
-        return self.plan == ("local" if self.local <= self.remote else "remote")
-
-
-def measure(
-    bundle: Path, address: str, inputs: Inputs, options: argparse.Namespace
-) -> Iterator[Result]:
-    """Measure every link; the three ways take turns, so that all see the same machine."""
-    with hybridc.load(bundle, threads=options.threads) as model:
-        expected = model.run(inputs)
-    for megabits in options.megabits:
-        for round_trip in options.round_trips:
-            link = Link(address, megabits * 1e6 / 8, round_trip / 2e3)
-            with contextlib.closing(link), contextlib.ExitStack() as stack:
-                models = [
-                    stack.enter_context(load(bundle, link, options, plan))
-                    for plan in ("local", "remote", None)
-                ]
-                settle(models[2], inputs)
-                calls = [functools.partial(model.run, inputs) for model in models]
-                for call in calls:
-                    _same(expected, _LIMITS[options.precision], _warm(call))
-                rounds = _rounds(calls, options.seconds)
-                status = models[2].status
-            figures = (*_medians(rounds), _over_best(rounds))
-            yield Result(
-                megabits, round_trip, *figures, status.plan, status.switches, status.fallbacks
+    if reason := two_hosts.reason_not_here():
+        sys.exit(reason)
+    with tempfile.TemporaryDirectory() as text, two_hosts.two_hosts(1000) as hosts:
+        scratch = Path(text)
+        np.savez(scratch / "inputs.npz", **inputs)
+        address = two_hosts.SERVER_ADDRESS
+        with triton.serve(repository, scratch, address, hosts.server) as server:
+            settings = Settings(
+                bundle=str(bundle),
+                inputs=str(scratch / "inputs.npz"),
+                server=server.grpc if options.protocol == "grpc" else server.http,
+                protocol=options.protocol,
+                ends=hosts.ends,
+                megabits=options.megabits,
+                round_trips=options.round_trips,
+                threads=options.threads,
+                seconds=options.seconds,
+                limit=_LIMITS[options.precision],
+                switching=switching,
             )
+            lines = list(_edge(settings, hosts, server.packages))
+    found = Switching(**lines.pop()) if switching else None
+    return [Result(**line) for line in lines], found
 
 
-def load(bundle: Path, link: Link, options: argparse.Namespace, plan: str | None) -> Any:
-    """The bundle with the server at the other end of a link; it may run one plan, or any."""
-    settings = RemoteSettings(
-        (f"{options.protocol}://{link.address}",), plan=plan, deadline=120.0, probe_seconds=0.5
-    )
-    return hybridc.load(bundle, threads=options.threads, remote=settings)
-
-
-def settle(model: Any, inputs: Inputs) -> None:
-    """Call a model until it has looked at the link and kept its plan for a while."""
-    start = changed = time.perf_counter()
-    kept, plan = 0, ""
-    while (now := time.perf_counter()) < start + _SETTLE_SECONDS:
-        model.run(inputs)
-        status = model.status
-        if status.plan != plan or not status.connected:
-            kept, changed, plan = 0, now, status.plan
-        kept += 1
-        if kept > PATIENCE + 2 and now > changed + _KEPT_SECONDS:
-            return
-
-
-def _warm(call: Callable[[], Outputs]) -> Outputs:
-    """Call until a connection's windows have grown, which takes its first calls; the results."""
-    start = time.perf_counter()
-    results = call()
-    while time.perf_counter() < start + _WARM_SECONDS:
-        call()
-    return results
-
-
-def _rounds(calls: Sequence[Callable[[], Outputs]], seconds: float) -> list[Round]:
-    """Time the calls in rounds, until each has had nine calls and ``seconds``.
-
-    While the last is not as fast as the better of the others, all get more time, six times at
-    most: the median of few calls is not yet what a call takes.
-    """
-    rounds: list[Round] = []
-    for turn in range(1, _TURNS + 1):
-        _take_turns(calls, rounds, turn, seconds)
-        if _over_best(rounds) <= _AS_FAST:
-            break
-    return rounds
-
-
-def _take_turns(
-    calls: Sequence[Callable[[], Outputs]], rounds: list[Round], turn: int, seconds: float
-) -> None:
-    """Add rounds; what takes more than twice of its seconds has had enough.
-
-    Each round has an order of its own: a call here that follows one to the server finds its
-    weights gone from the caches, which both share.
-    """
-    order = random.Random(turn)
-
-    def is_done(index: int) -> bool:
-        own = [times[index] for times in rounds if index in times]
-        spent, budget = sum(own), turn * seconds
-        return spent > 2 * budget or (len(own) >= 9 * turn and spent > budget)
-
-    while left := [index for index in range(len(calls)) if not is_done(index)]:
-        rounds.append({})
-        for index in order.sample(left, len(left)):
-            start = time.perf_counter()
-            calls[index]()
-            rounds[-1][index] = time.perf_counter() - start
-
-
-def _medians(rounds: Sequence[Round]) -> list[float]:
-    """Median time of each call."""
-    names = sorted({index for times in rounds for index in times})
-    return [statistics.median(t[index] for t in rounds if index in t) for index in names]
-
-
-def _over_best(rounds: Sequence[Round]) -> float:
-    """Time of the last call over that of the better of the others in the same round; median.
-
-    A machine whose speed changes from second to second changes both, and not their ratio.
-    """
-    *others, _ = medians = _medians(rounds)
-    best, last = others.index(min(others)), len(medians) - 1
-    return statistics.median(t[last] / t[best] for t in rounds if last in t and best in t)
-
-
-def _same(expected: Outputs, limit: float, actual: Outputs) -> None:
-    for name, array in expected.items():
-        error = relative_error(actual[name], array)
-        if error > limit:
-            sys.exit(f"the output {name} is wrong by {error:.2g}")
+def _edge(settings: Settings, hosts: two_hosts.Hosts, packages: Path) -> Iterator[dict[str, Any]]:
+    """What the edge prints, as it comes."""
+    script = Path(__file__).with_name("remote_edge.py")
+    command = [*hosts.edge, *two_hosts.EDGE, str(script), json.dumps(asdict(settings))]
+    environment = {**os.environ, "PYTHONPATH": str(packages)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            yield json.loads(line)
+    if process.returncode:
+        sys.exit("the edge failed")
 
 
 def compile_hybrid(model: Path, folder: Path, options: argparse.Namespace) -> Path:
@@ -346,11 +146,7 @@ def main() -> None:
         bundle = compile_hybrid(options.model, folder, options)
         with hybridc.load(bundle, threads=options.threads) as model:
             inputs = random_inputs(model, 0)
-        results = []
-        with serve(folder / "repository", options.protocol) as address:
-            for result in measure(bundle, address, inputs, options):
-                results.append(result)
-                print(result, flush=True)
+        results, _ = measure(bundle, folder / "repository", inputs, options, switching=False)
     print(table(results))
     if options.output is not None:
         options.output.write_text(json.dumps([asdict(result) for result in results], indent=1))

@@ -8,63 +8,31 @@ how far the choice is from the better of the two. Then the bandwidth drops from 
 mid-run and returns, and the calls are counted until the loader takes another plan; and it is held
 at the point where two plans take the same time, where the loader should not swing.
 
-This end runs one thread of code without AVX, as a small computer would; the server has all cores
-and all that the CPU can do. ``benchmarks/remote.py`` says what it needs, and what can be set.
+The edge runs one thread of code without AVX on one core, as a small computer would; the server has
+all cores and all that the CPU can do. ``benchmarks/remote.py`` says what it needs, and what can be
+set.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import remote
-from remote import Link, Result
+from remote_edge import Result, Switching
 from report import geometric_mean, machine
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
 NAMES = ("ppocr-det", "resnet50", "minilm")
 EDGE_TARGET = "llvm:x86-64-v2"
-FAST, SLOW = 100.0, 1.0
-"""Mbit/s of the link that changes."""
-
-_PATIENCE = 60
-"""Calls after which the loader is taken to stay with its plan."""
-
-_HOVER = 40
-"""Calls over a link that makes two plans equal."""
-
-
-@dataclass(frozen=True)
-class Switching:
-    """What the loader did over a link that changes.
-
-    Attributes:
-        fast_plan: Its plan at 100 Mbit/s.
-        slow_plan: That at 1 Mbit/s.
-        calls_away: Calls from the drop to the next plan; ``None`` if there was none.
-        calls_back: Calls from the return to the next plan.
-        back_plan: That plan, which need not be the first one if several are as fast.
-        equal_megabits: Where the two plans take the same time; ``None`` if they never do.
-        switches: Changes of the plan in 40 calls there, and at 5 % less and more.
-    """
-
-    fast_plan: str
-    slow_plan: str
-    calls_away: int | None = None
-    calls_back: int | None = None
-    back_plan: str | None = None
-    equal_megabits: float | None = None
-    switches: tuple[int, ...] = ()
 
 
 def find_model(name: str) -> tuple[Path, dict[str, Any]]:
@@ -93,69 +61,10 @@ def run_model(name: str, options: argparse.Namespace) -> tuple[list[Result], Swi
     path, inputs = find_model(name)
     shapes = [f"{key}={'x'.join(map(str, array.shape))}" for key, array in inputs.items()]
     own = argparse.Namespace(**{**vars(options), "shape": shapes})
-    results = []
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         bundle = remote.compile_hybrid(path, folder, own)
-        with remote.serve(folder / "repository", own.protocol) as address:
-            for result in remote.measure(bundle, address, inputs, own):
-                results.append(result)
-                print(name, result, flush=True)
-            switching = None if own.no_switching else switch(bundle, address, inputs, own)
-    print(name, switching, flush=True)
-    return results, switching
-
-
-def switch(
-    bundle: Path, address: str, inputs: Mapping[str, Any], options: argparse.Namespace
-) -> Switching:
-    """Let the link drop and return, then hold it where two plans are equal."""
-    link = Link(address, FAST * 1e6 / 8, options.round_trips[0] / 2e3)
-    with contextlib.closing(link), remote.load(bundle, link, options, None) as model:
-        remote.settle(model, inputs)
-        fast = model.status.plan
-        link.rate = SLOW * 1e6 / 8
-        away = _calls_until(model, inputs, lambda plan: plan != fast)
-        remote.settle(model, inputs)
-        slow = model.status.plan
-        if slow == fast:
-            return Switching(fast, slow)
-        link.rate = FAST * 1e6 / 8
-        back = _calls_until(model, inputs, lambda plan: plan != slow)
-        remote.settle(model, inputs)
-        back_plan = model.status.plan
-        rate = _equal_rate(model, fast, slow)
-        switches = tuple(_hover(model, inputs, link, rate)) if rate else ()
-    equal = rate * 8e-6 if rate else None
-    return Switching(fast, slow, away, back, back_plan, equal, switches)
-
-
-def _calls_until(model: Any, inputs: Mapping[str, Any], holds: Any) -> int | None:
-    for number in range(1, _PATIENCE + 1):
-        model.run(inputs)
-        if holds(model.status.plan):
-            return number
-    return None
-
-
-def _equal_rate(model: Any, fast: str, slow: str) -> float | None:
-    """Bytes per second at which two plans take the same time, by what the loader measured."""
-    status = model.status
-    plans = {plan.name: plan for plan in model.manifest.plans}
-    more = plans[fast].bytes - plans[slow].bytes
-    moving = more / status.bytes_per_second
-    saved = status.expected_seconds[slow] - (status.expected_seconds[fast] - moving)
-    return more / saved if more > 0 and saved > 0 else None
-
-
-def _hover(model: Any, inputs: Mapping[str, Any], link: Link, rate: float) -> Iterator[int]:
-    for share in (0.95, 1.0, 1.05):
-        link.rate = share * rate
-        remote.settle(model, inputs)
-        before = model.status.switches
-        for _ in range(_HOVER):
-            model.run(inputs)
-        yield model.status.switches - before
+        return remote.measure(bundle, folder / "repository", inputs, own, not own.no_switching)
 
 
 def summary(results: Mapping[str, Sequence[Result]]) -> dict[str, dict[str, float | None]]:
@@ -177,8 +86,9 @@ def summary(results: Mapping[str, Sequence[Result]]) -> dict[str, dict[str, floa
 def markdown(report: Mapping[str, Any], results: Mapping[str, Sequence[Result]]) -> str:
     """Tables of all figures."""
     lines = [
-        f"Both ends on {report['machine']['cpu']}, {report['machine']['cores']} cores. Here: "
-        f"{report['threads']} thread(s), {report['edge_target']}; the server: all cores, Triton. "
+        f"Two hosts on {report['machine']['cpu']}, {report['machine']['cores']} cores: network "
+        f"namespaces. Here: the loader alone on one core, {report['edge_target']}; there: Triton, "
+        "all cores. "
         "Calls in turns: times are medians, ratios medians of the rounds'; means are geometric. "
         f"Took {report['seconds']:.0f} s.",
         "",

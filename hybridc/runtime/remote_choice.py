@@ -7,11 +7,14 @@ counts with the predictions of the compile, scaled by how far these were off whe
 The link's two figures are medians of the last measurements, so that one that lies counts for
 nothing, and two that agree count at once. One that is far off those before it is looked into.
 
+A look at the link may see another bandwidth than calls do: a shaper lets some bytes pass at once,
+which are a large share of a look. So a look that speaks for a plan that sends much more is
+confirmed by one of as many bytes, and the ratio of both holds for the looks that follow.
+
 Another plan takes over only if it is faster by a margin and the present one has had some calls, or
 if it is far faster, or if it is a little faster by many measurements; the first only if the many do
-not say otherwise. So near the point where two
-plans are equally fast, noise does not make the choice swing, and in the long run the choice is not
-far from the best.
+not say otherwise. So near the point where two plans are equally fast, noise does not make the
+choice swing, and in the long run the choice is not far from the best.
 
 Where the compile gave plans a price, the cheapest that can run is taken, and time does not count.
 """
@@ -59,6 +62,10 @@ _DOUBT = 1.5
 """A bandwidth is looked at again if a plan would take so many times as long, or as short."""
 
 
+_FORGET = 20
+"""Looks after which the ratios of two looks of different size are forgotten."""
+
+
 _Recent: TypeAlias = tuple[float, ...]
 """Last measurements; replaced and not changed, since other threads may be reading them."""
 
@@ -94,6 +101,8 @@ class Chooser:
         self._round_trips: _Recent = ()
         self._per_byte: _Recent = ()
         self._last = link
+        self._ratios: _Recent = ()
+        self._looks = 0
         self._calls, self._dwell = 0, DWELL
         self._before = start
         self._runs, self._spent = 0, 0.0
@@ -120,13 +129,19 @@ class Chooser:
         recent = self._times[local.name].edge[-_RECENT:]
         return max(recent, default=self._edge(local, _RECENT))
 
-    def seconds(self, plan: PlanSpec, last: int = _RECENT) -> float:
-        """Expected time of a run of a plan, by so many of the last measurements."""
-        computing = self._edge(plan, last) + self._server(plan, last)
-        return computing + self._waiting(plan, last)
+    def seconds(self, plan: PlanSpec, last: int = _RECENT, over: LinkSpec | None = None) -> float:
+        """Expected time of a run of a plan, by so many of the last measurements.
 
-    def _waiting(self, plan: PlanSpec, last: int) -> float:
-        link = self._link(last)
+        Args:
+            plan: The plan.
+            last: How many count.
+            over: A link in place of the measured one.
+        """
+        computing = self._edge(plan, last) + self._server(plan, last)
+        return computing + self._waiting(plan, last, over)
+
+    def _waiting(self, plan: PlanSpec, last: int, over: LinkSpec | None = None) -> float:
+        link = over or self._link(last)
         moving = self._bytes(plan, last) / link.bytes_per_second
         return plan.round_trips * link.round_trip_seconds + moving
 
@@ -171,11 +186,50 @@ class Chooser:
                 moving = max(seconds - link.round_trip_seconds, _LEAST * seconds)
                 self._note_link(None, moving / count)
 
-    def note_look(self, empty: float, count: int, full: float) -> None:
-        """Note the seconds of an exchange without contents, and of one that sent so many bytes."""
+    def note_look(self, empty: float, count: int, full: float, first: float | None = None) -> None:
+        """Note the seconds of an exchange without contents, and of one that sent so many bytes.
+
+        Args:
+            empty: Seconds of the first.
+            count: Bytes of the second; 0 if there was none.
+            full: Its seconds.
+            first: What :func:`per_byte_of` a smaller look said that this one was to confirm.
+        """
         with self._lock:
             self.connected = True
-            self._note_link(empty, max(full - empty, _LEAST * full) / count if count else None)
+            if count == 0:
+                self._note_link(empty, None)
+                return
+            per_byte = per_byte_of(empty, count, full)
+            self._looks += 1
+            if first is not None:
+                self._ratios, self._looks = (*self._ratios, per_byte / first)[-_RECENT:], 0
+            elif self._looks > _FORGET:
+                self._ratios = ()
+            self._note_link(empty, per_byte if first is not None else per_byte * self._ratio)
+
+    @property
+    def _ratio(self) -> float:
+        """Time of a plan's byte over that of a look's."""
+        return _median(self._ratios, 1.0, _RECENT)
+
+    def bytes_to_confirm(self, empty: float, count: int, full: float) -> int:
+        """Bytes of the plan that a look speaks for, if they are far more than what is known; or 0.
+
+        The look's bytes are known, and those of the present plan.
+        """
+        link = LinkSpec(empty, 1 / max(per_byte_of(empty, count, full) * self._ratio, 1e-12))
+        able = [plan for plan in self._plans if plan.round_trips]
+        if self._is_priced() or not able:
+            return 0
+
+        def seconds(plan: PlanSpec) -> float:
+            return self.seconds(plan, over=link)
+
+        best = min(able, key=seconds)
+        wanted, known = self._bytes(best, _RECENT), self._bytes(self.current, _RECENT)
+        is_better = best != self.current and seconds(best) < FINE * self.seconds(self.current)
+        return int(wanted) if is_better and wanted > 2 * max(count, known) else 0
 
     def _note_link(self, round_trip: float | None, per_byte: float | None) -> None:
         before, doubted = self.link, None if self.is_sure() else self._last
@@ -297,6 +351,11 @@ class Chooser:
         if ratio <= HURRY or (self._calls >= self._dwell and ratio <= MARGIN and long <= FINE):
             return True
         return self._calls >= max(PATIENCE, self._dwell) and long <= FINE
+
+
+def per_byte_of(empty: float, count: int, full: float) -> float:
+    """Seconds of a byte, by the seconds of an exchange without contents and of one with so many."""
+    return max(full - empty, _LEAST * full) / count
 
 
 def _dollars(plan: PlanSpec) -> float:

@@ -3,7 +3,8 @@
 Calls that use the server tell what the link is like. While they do not, an empty exchange and one
 that carries bytes tell it, every now and then. Where the round trip hides what the bytes take, more
 are sent. If what comes out is far from what was known, all this is done again at once: so a link
-that changes is believed within a moment, and one measurement that lies is not.
+that changes is believed within a moment, and one measurement that lies is not. A look that speaks
+for another plan is repeated with as many bytes as that plan sends.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from hybridc.runtime.remote_choice import Chooser
+from hybridc.runtime.remote_choice import Chooser, per_byte_of
 
 _TIMES = 3
 """Measurements of one look at most."""
@@ -73,13 +74,25 @@ class LinkWatch:
         self._next = end + max(self._seconds, end - start)
         self._early = end + max(_EARLY * self._seconds, end - start)
 
-    def _measure(self, measure: Measure) -> tuple[float, int, float] | None:
-        """Seconds of an empty exchange, and bytes and seconds of one that is not, if it matters."""
+    def _measure(self, measure: Measure) -> tuple[float, int, float, float | None] | None:
+        """What :meth:`Chooser.note_look` takes; ``None`` if an exchange failed."""
         count = 0 if self._chooser.is_told() else self._least
         most = min(self._chooser.most_bytes, _MOST_BYTES)
         while (found := measure(count)) is not None:
             empty, full = found
-            if count == 0 or count >= most or full - empty > _HIDDEN * empty:
-                return empty, count, full
+            if count == 0:
+                return empty, 0, 0.0, None
+            if count >= most or full - empty > _HIDDEN * empty:
+                return self._confirmed(measure, empty, count, full)
             count = int(min(_GROWTH * count, most))
         return None
+
+    def _confirmed(
+        self, measure: Measure, empty: float, count: int, full: float
+    ) -> tuple[float, int, float, float | None] | None:
+        """A look, or the one that was to confirm it since a plan would take over by it."""
+        more = min(self._chooser.bytes_to_confirm(empty, count, full), _MOST_BYTES)
+        if more <= count:
+            return empty, count, full, None
+        found = measure(more)
+        return found and (found[0], more, found[1], per_byte_of(empty, count, full))

@@ -118,28 +118,44 @@ def test_values_that_several_read_are_converted_once(dtype):
     assert error_of(model, dtype, x=random(4, 8)) < 0.02
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_operands_that_say_more_in_32_bits_keep_them(dtype):
-    """Scales of a Resize, statistics, and the places of a GridSample and RoiAlign."""
+def picture_model():
+    """Scales of a Resize, statistics, an exponent, the places of a GridSample and RoiAlign."""
     nodes = [
         node("Resize", "x - scales", "a", mode="linear"),
         node("BatchNormalization", "a gamma beta mean variance", "b"),
         node("GridSample", "b grid", "c", mode="linear"),
-        node("RoiAlign", "c rois batches", "y", output_height=2, output_width=2),
+        node("Pow", "c exponent", "d"),
+        node("RoiAlign", "d rois batches", "y", output_height=2, output_width=2),
     ]
     weights = {
         "scales": np.float32([1, 1, 2, 2]),
-        "gamma": random(3),
+        "gamma": random(3) / 8,
         "beta": random(3, seed=1),
         "mean": random(3, seed=2),
         "variance": np.float32([1e-6, 1, 3]),
+        "exponent": np.float32([2]),
         "rois": np.float32([[0, 0, 5, 5]]),
         "batches": np.int64([0]),
     }
-    inputs = {"x": (1, 3, 4, 4), "grid": (1, 8, 8, 2)}
-    model = make_model(nodes, inputs, {"y": (1, 3, 2, 2)}, weights, opset=20)
+    shapes = {"x": (1, 3, 4, 4), "grid": (1, 8, 8, 2)}
+    model = make_model(nodes, shapes, {"y": (1, 3, 2, 2)}, weights, opset=20)
     grid = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 2)).astype(np.float32)
-    assert error_of(model, dtype, x=random(1, 3, 4, 4), grid=grid) < 0.02
+    return model, {"x": random(1, 3, 4, 4), "grid": grid}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_operands_that_say_more_in_32_bits_keep_them(dtype):
+    model, inputs = picture_model()
+    assert error_of(model, dtype, **inputs) < 0.02
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_operands_of_two_types_compile(tmp_path, precision):
+    model, inputs = picture_model()
+    (expected,) = run_reference(model, inputs).values()
+    with compiled(model, tmp_path, precision) as loaded:
+        (found,) = loaded.run(inputs).values()
+    np.testing.assert_allclose(found, expected, atol=0.03 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("dtype", HALVES)

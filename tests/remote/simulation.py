@@ -23,6 +23,7 @@ class Simulation:
         round_trip: Its round trip in seconds.
         noise: Standard deviation of each time, as a share of it.
         seed: Of the noise.
+        burst: Bytes that pass at once after a pause, as a shaper with a bucket of tokens has it.
 
     Attributes:
         rate: Bytes per second of the link now.
@@ -41,7 +42,9 @@ class Simulation:
         round_trip: float,
         noise: float = 0.0,
         seed: int = 0,
+        burst: int = 0,
     ) -> None:
+        self._burst, self._tokens, self._filled = burst, float(burst), 0.0
         self.plans, self.rate, self.round_trip = tuple(plans), megabits * 1e6 / 8, round_trip
         self.server_load = self.edge_load = 1.0
         self.chooser = Chooser(self.plans, LinkSpec(0.002, 2.5e6), self.plans[0])
@@ -88,12 +91,20 @@ class Simulation:
                 return number
         return most
 
+    def _moving(self, count: int) -> float:
+        """Seconds of bytes that are sent now; each takes a token, if there are some."""
+        gained = max(self.now - self._filled, 0.0) * self.rate
+        tokens = min(self._tokens + gained, self._burst)
+        seconds = max(count - tokens, 0.0) / self.rate
+        self._tokens, self._filled = max(tokens - count, 0.0), self.now + seconds
+        return seconds
+
     def _measure(self, count: int) -> tuple[float, float]:
         self.sent += count
         return self._exchange(0), self._exchange(count) if count else 0.0
 
     def _exchange(self, count: int) -> float:
-        seconds = self._shaken(self.round_trip + count / self.rate)
+        seconds = self._shaken(self.round_trip + self._moving(count))
         self.now += seconds
         return seconds
 

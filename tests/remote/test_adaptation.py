@@ -107,6 +107,22 @@ def test_a_link_that_changes_again_and_again_is_followed_each_time(name, noise):
             assert model.true_seconds(model.chooser.current) <= 1.1 * model.best_seconds()
 
 
+@pytest.mark.parametrize("name", ["text", "image", "large"])
+@pytest.mark.parametrize("burst", [16_384, 32_000, 32_768])
+def test_what_a_shaper_lets_pass_at_once_deceives_for_few_calls(name, burst):
+    """As ``tc tbf`` does: looks see a link that calls do not have."""
+    plans = MODELS[name]
+    for megabits, round_trip in itertools.product((0.3, 1, 3, 10, 30, 100), ROUND_TRIPS):
+        link = {"megabits": megabits, "round_trip": round_trip, "noise": 0.05, "burst": burst}
+        model, *others = [Simulation(own, **link) for own in (plans, *zip(plans, strict=True))]
+        for each in (model, *others):
+            each.run(30)
+            each.calling = 0.0
+            each.run(300)
+        ratio = model.calling / min(each.calling for each in others)
+        assert ratio <= 1.06, (megabits, round_trip, model.plan)
+
+
 def test_a_model_that_takes_no_time_is_back_within_two_seconds():
     model = Simulation(MODELS["fast"], 100, 0.001)
     model.run(30)

@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 
 from tests.remote.test_wire import leaks
-from tests.remote.two_hosts import (
-    EDGE_ADDRESS,
-    SERVER_ADDRESS,
-    reason_not_here,
-    run_captured,
-    streams,
-)
+from tests.remote.two_hosts import run_captured, streams
 from tools.triton import is_here
+from tools.two_hosts import EDGE_ADDRESS, SERVER_ADDRESS, reason_not_here
 
 
 @pytest.mark.skipif(not is_here(), reason="there is no Triton server: make triton")

@@ -1,12 +1,12 @@
-"""Two hosts on one machine: network namespaces with a cable between them, and what crosses it.
+"""What crosses the cable between two hosts, where one runs a bundle and the other its server.
 
     edge namespace                          server namespace
-    10.213.0.1  veth ====== tbf ====== veth  10.213.0.2
+    veth ================= tbf ================= veth
     the loader, one core    ^                Triton
                             capture: every frame, as it is on the cable
 
-Wants Linux and root. The capture reads the edge's end of the cable, puts each TCP stream's bytes
-into their order, and fails where one is missing, so that it cannot overlook anything.
+The capture reads the edge's end of the cable, puts each TCP stream's bytes into their order, and
+fails where one is missing, so that it cannot overlook anything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -25,81 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from tools.triton import ROOT, serve
-
-EDGE_ADDRESS, SERVER_ADDRESS = "10.213.0.1", "10.213.0.2"
+from tools.two_hosts import EDGE, EDGE_ADDRESS, SERVER_ADDRESS, Hosts, two_hosts
 
 _ALL_PROTOCOLS, _IPV4, _TCP = 0x0003, 0x0800, 6
 _LARGEST_FRAME = 1 << 18
 _BUFFER = 1 << 26
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """Both namespaces.
-
-    Attributes:
-        edge: What a command starts with to run at the edge.
-        server: The same for the server.
-        interface: The edge's end of the cable.
-    """
-
-    edge: Sequence[str]
-    server: Sequence[str]
-    interface: str
-
-
-def reason_not_here() -> str | None:
-    """Why there can be no namespaces; ``None`` if there can."""
-    if not sys.platform.startswith("linux") or os.geteuid() != 0:
-        return "network namespaces want Linux and root"
-    if shutil.which("ip") is None or shutil.which("tc") is None:
-        return "network namespaces want the package iproute2"
-    name = f"hybridc-try-{os.getpid()}"
-    tries = (
-        f"ip netns add {name}",
-        f"ip netns exec {name} ip link add hybridc-try type veth peer name hybridc-end",
-        f"ip netns exec {name} tc qdisc add dev hybridc-try root {_limit(1)}",
-    )
-    try:
-        for command in tries:
-            _run(command)
-    except subprocess.CalledProcessError:
-        return "this machine allows no network namespaces, or none with a link of a given speed"
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-    return None
-
-
-@contextlib.contextmanager
-def two_hosts(megabits: float) -> Iterator[Hosts]:
-    """Two namespaces with a cable of so many Mbit/s each way."""
-    own = os.getpid()
-    edge, server = f"hybridc-edge-{own}", f"hybridc-server-{own}"
-    ends = {edge: (f"hce{own}", EDGE_ADDRESS), server: (f"hcs{own}", SERVER_ADDRESS)}
-    try:
-        for name in ends:
-            _run(f"ip netns add {name}")
-        (one, _), (other, _) = ends.values()
-        _run(f"ip link add {one} netns {edge} type veth peer name {other} netns {server}")
-        for name, (end, address) in ends.items():
-            inside = f"ip netns exec {name}"
-            _run(f"{inside} ip address add {address}/30 dev {end}")
-            _run(f"{inside} ip link set {end} up")
-            _run(f"{inside} ip link set lo up")
-            _run(f"{inside} tc qdisc add dev {end} root {_limit(megabits)}")
-        prefixes = (["ip", "netns", "exec", name] for name in ends)
-        yield Hosts(*prefixes, interface=one)
-    finally:
-        for name in ends:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-
-
-def _limit(megabits: float) -> str:
-    return f"tbf rate {megabits}mbit burst 256kbit latency 400ms"
-
-
-def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True)
 
 
 @contextlib.contextmanager
@@ -125,10 +54,6 @@ class _Segment:
     data: bytes
 
 
-EDGE = ("taskset", "-c", "0", sys.executable, "-S", "-m", "hybridc", "run")
-"""One core, and no packages but those that it is given."""
-
-
 def run_captured(
     folder: Path, bundle: Path, repository: Path, megabits: float, repeat: int
 ) -> tuple[list[bytes], dict[str, Any]]:
@@ -151,7 +76,7 @@ def run_captured(
             options = ("--input", folder / "x.npz", "-o", folder / "y.npz", "--format", "json")
             place = ("--repeat", repeat, "--remote", triton.grpc)
             done = subprocess.run(
-                [*hosts.edge, *EDGE, *map(str, (bundle, *options, *place))],
+                [*hosts.edge, *EDGE, "-m", "hybridc", "run", *map(str, (bundle, *options, *place))],
                 env={**os.environ, "PYTHONPATH": str(triton.packages)},
                 capture_output=True,
                 text=True,

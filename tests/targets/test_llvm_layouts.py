@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 tvm = pytest.importorskip("tvm")
 
+from hybridc.targets.fitting import Misfit  # noqa: E402
 from hybridc.targets.llvm.build import build, fuse, legalize  # noqa: E402
 from hybridc.targets.llvm.cpu import Cpu  # noqa: E402
 from hybridc.targets.llvm.layout import block_layouts  # noqa: E402
@@ -32,7 +33,6 @@ from hybridc.targets.llvm.schedules.blocked_tiles import (  # noqa: E402
     choose_tiling,
     runs,
 )
-from hybridc.targets.fitting import Misfit  # noqa: E402
 from tvm import relax, te, tirx  # noqa: E402
 
 from tests.targets.properties import kernel_examples  # noqa: E402
