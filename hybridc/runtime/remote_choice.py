@@ -9,7 +9,8 @@ nothing, and two that agree count at once. One that is far off those before it i
 
 A look at the link may see another bandwidth than calls do: a shaper lets some bytes pass at once,
 which are a large share of a look. So a look that speaks for a plan that sends much more is
-confirmed by one of as many bytes, and the ratio of both holds for the looks that follow.
+confirmed by one of as many bytes, and the ratio of both holds for the looks that follow. Where it
+is large, the look said nothing, and more are sent from then on.
 
 Another plan takes over only if it is faster by a margin and the present one has had some calls, or
 if it is far faster, or if it is a little faster by many measurements; the first only if the many do
@@ -62,8 +63,9 @@ _DOUBT = 1.5
 """A bandwidth is looked at again if a plan would take so many times as long, or as short."""
 
 
-_FORGET = 20
-"""Looks after which the ratios of two looks of different size are forgotten."""
+FORGET, DECEIVED = 20, 2.0
+"""Looks after which the ratios of two looks of different size are forgotten; and the ratio from
+which on the smaller one said nothing."""
 
 
 _Recent: TypeAlias = tuple[float, ...]
@@ -203,8 +205,9 @@ class Chooser:
             per_byte = per_byte_of(empty, count, full)
             self._looks += 1
             if first is not None:
-                self._ratios, self._looks = (*self._ratios, per_byte / first)[-_RECENT:], 0
-            elif self._looks > _FORGET:
+                ratio = min(per_byte / first, DECEIVED)
+                self._ratios, self._looks = (*self._ratios, ratio)[-_RECENT:], 0
+            elif self._looks > FORGET:
                 self._ratios = ()
             self._note_link(empty, per_byte if first is not None else per_byte * self._ratio)
 

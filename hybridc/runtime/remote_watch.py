@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from hybridc.runtime.remote_choice import Chooser, per_byte_of
+from hybridc.runtime.remote_choice import DECEIVED, FORGET, Chooser, per_byte_of
 
 _TIMES = 3
 """Measurements of one look at most."""
 
 _GROWTH, _MOST_BYTES = 8, 1 << 20
 """By how much more is sent each time, and how much at most."""
+
+_MORE = 4
+"""By how much more is sent after a look that said nothing."""
 
 _HIDDEN = 0.5
 """Bytes that take less than this share of a round trip are hidden by it."""
@@ -50,6 +53,7 @@ class LinkWatch:
     ) -> None:
         self._chooser, self._seconds, self._least, self._clock = chooser, seconds, least, clock
         self._next = self._early = 0.0
+        self._count, self._looks = least, 0
 
     def is_due(self) -> bool:
         """Whether it is time for a look."""
@@ -76,7 +80,10 @@ class LinkWatch:
 
     def _measure(self, measure: Measure) -> tuple[float, int, float, float | None] | None:
         """What :meth:`Chooser.note_look` takes; ``None`` if an exchange failed."""
-        count = 0 if self._chooser.is_told() else self._least
+        count = 0 if self._chooser.is_told() else self._count
+        self._looks += 1
+        if self._looks > FORGET:
+            self._count = self._least
         most = min(self._chooser.most_bytes, _MOST_BYTES)
         while (found := measure(count)) is not None:
             empty, full = found
@@ -95,4 +102,9 @@ class LinkWatch:
         if more <= count:
             return empty, count, full, None
         found = measure(more)
-        return found and (found[0], more, found[1], per_byte_of(empty, count, full))
+        if found is None:
+            return None
+        first = per_byte_of(empty, count, full)
+        if per_byte_of(found[0], more, found[1]) > DECEIVED * first:
+            self._count, self._looks = _MORE * count, 0
+        return found[0], more, found[1], first

@@ -94,6 +94,23 @@ def test_a_link_that_drops_and_returns_is_followed_within_20_calls(name, noise):
 
 
 @pytest.mark.parametrize("name", ["text", "image", "large"])
+@pytest.mark.parametrize("burst", [16_384, 32_000, 32_768])
+def test_a_shaped_link_that_drops_and_returns_is_followed_within_20_calls(name, burst):
+    for seed, round_trip in itertools.product(range(3), ROUND_TRIPS[:2]):
+        model = Simulation(MODELS[name], 100, round_trip, 0.05, seed, burst)
+        model.run(30)
+        for _ in range(3):
+            assert model.plan != "local"
+            model.rate = 1e6 / 8
+            assert model.calls_until_other() <= 20
+            model.run(60)
+            assert model.plan == "local"
+            model.rate = 100e6 / 8
+            assert model.calls_until_other() <= 20
+            model.run(60)
+
+
+@pytest.mark.parametrize("name", ["text", "image", "large"])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_a_link_that_changes_again_and_again_is_followed_each_time(name, noise):
     """Plans that took turns before do not make the next one wait for longer."""
