@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -130,7 +131,8 @@ def to_half(array: Array, dtype: np.dtype) -> Array:
         array: Of float32.
         dtype: float16, or bfloat16 of ml_dtypes.
     """
-    limits = ml_dtypes.finfo(dtype)
+    finfo: Any = ml_dtypes.finfo  # of which its stubs say nothing
+    limits = finfo(dtype)
     largest, least = float(limits.max), float(limits.smallest_subnormal)
     size = np.abs(array)
     beyond = np.isfinite(array) & (size > largest)
