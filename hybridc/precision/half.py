@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from hybridc.bundle.tensors import Array
 from hybridc.passes.editor import Editor, contents
@@ -48,7 +49,7 @@ def convert_floats(model: onnx.ModelProto, dtype: ir.DataType = FLOAT16) -> onnx
     InferShapes()(converted)
     narrow = narrow_nodes(converted.graph, dtype)
     _Conversion(dtype, narrow, Editor(converted.graph)).run()
-    _drop_unread(converted.graph)
+    RemoveUnusedNodesPass()(converted)  # constants in 32 bits that nobody reads any more
     return ir.to_proto(converted)
 
 
@@ -150,11 +151,3 @@ def _take_over(value: ir.Value, wide: ir.Value) -> None:
     for index, output in enumerate(graph.outputs):
         if output is value:
             graph.outputs[index] = wide
-
-
-def _drop_unread(graph: ir.Graph) -> None:
-    """Forget constants in 32 bits that nobody reads any more."""
-    for part in (graph, *graph.subgraphs()):
-        for name, value in list(part.initializers.items()):
-            if not value.uses() and not value.is_graph_input() and not value.is_graph_output():
-                del part.initializers[name]
