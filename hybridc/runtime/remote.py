@@ -311,15 +311,17 @@ class HybridModel(Model):
         run = self._run_lane if plan.round_trips else self._run_here
         results = run(plan, tensors, call)
         edge = time.perf_counter() - start - call.waited
-        for request in call.requests:
-            self._chooser.note_exchange(request.bytes, request.network_seconds)
+        for number, request in enumerate(call.requests):
+            source = f"{plan.name} {number}"
+            self._chooser.note_exchange(source, request.bytes, request.network_seconds)
         if call.requests:
             self._link.note_call()
         with self._state:
             self._runs[plan.name] += 1
         server = sum(request.server_seconds for request in call.requests)
         crossed = sum(request.bytes for request in call.requests)
-        self._watch(lambda: self._chooser.note_run(plan, edge, server, crossed))
+        waiting = sum(request.network_seconds for request in call.requests)
+        self._watch(lambda: self._chooser.note_run(plan, edge, server, crossed, waiting))
         return results, RunReport(plan.name, 0, 0.0, edge, tuple(call.requests))
 
     def _run_here(self, _plan: PlanSpec, tensors: list[Any], _call: _Call) -> list[Any]:

@@ -4,7 +4,7 @@ Calls that use the server tell what the link is like. While they do not, an empt
 that carries bytes tell it, every now and then. Where the round trip hides what the bytes take, more
 are sent. If what comes out is far from what was known, all this is done again at once: so a link
 that changes is believed within a moment, and one measurement that lies is not. A look that speaks
-for another plan is repeated with as many bytes as that plan sends.
+for another plan is followed by larger ones, up to as many bytes as that plan sends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from hybridc.runtime.remote_choice import DECEIVED, FORGET, Chooser, per_byte_of
+from hybridc.runtime.remote_choice import Chooser
+from hybridc.runtime.remote_link import DECEIVED, per_byte_of, ratio_of
 
 _TIMES = 3
 """Measurements of one look at most."""
@@ -53,7 +54,7 @@ class LinkWatch:
     ) -> None:
         self._chooser, self._seconds, self._least, self._clock = chooser, seconds, least, clock
         self._next = self._early = 0.0
-        self._count, self._looks = least, 0
+        self._count = least
 
     def is_due(self) -> bool:
         """Whether it is time for a look."""
@@ -80,10 +81,9 @@ class LinkWatch:
 
     def _measure(self, measure: Measure) -> tuple[float, int, float, float | None] | None:
         """What :meth:`Chooser.note_look` takes; ``None`` if an exchange failed."""
-        count = 0 if self._chooser.is_told() else self._count
-        self._looks += 1
-        if self._looks > FORGET:
+        if not self._chooser.is_corrected:
             self._count = self._least
+        count = 0 if self._chooser.is_told() else self._count
         most = min(self._chooser.most_bytes, _MOST_BYTES)
         while (found := measure(count)) is not None:
             empty, full = found
@@ -97,14 +97,19 @@ class LinkWatch:
     def _confirmed(
         self, measure: Measure, empty: float, count: int, full: float
     ) -> tuple[float, int, float, float | None] | None:
-        """A look, or the one that was to confirm it since a plan would take over by it."""
-        more = min(self._chooser.bytes_to_confirm(empty, count, full), _MOST_BYTES)
-        if more <= count:
-            return empty, count, full, None
-        found = measure(more)
-        if found is None:
-            return None
-        first = per_byte_of(empty, count, full)
-        if per_byte_of(found[0], more, found[1]) > DECEIVED * first:
-            self._count, self._looks = _MORE * count, 0
-        return found[0], more, found[1], first
+        """A look, or larger ones in place of it as long as a plan would take over by it."""
+        first, sent = None, count
+        while (more := self._more(empty, sent, full)) > sent:
+            found = measure(more)
+            if found is None:
+                return None
+            first = first or per_byte_of(empty, count, full)
+            (empty, full), sent = found, more
+        if first is not None and ratio_of(first, per_byte_of(empty, sent, full)) >= DECEIVED:
+            self._count = _MORE * count
+        return empty, sent, full, first
+
+    def _more(self, empty: float, sent: int, full: float) -> int:
+        """Bytes of the next larger look; a few times more each time, since the link may be slow."""
+        wanted = self._chooser.bytes_to_confirm(empty, sent, full)
+        return min(wanted, _GROWTH * sent, _MOST_BYTES)

@@ -29,6 +29,7 @@ class Simulation:
         rate: Bytes per second of the link now.
         server_load: How much longer than predicted the server computes now.
         edge_load: How much longer than predicted this end computes now.
+        packing: Seconds by which a plan waits longer than its bytes account for.
         chooser: What was measured, and the plan that is next.
         now: Seconds since the start.
         calling: Seconds that calls took.
@@ -47,6 +48,7 @@ class Simulation:
         self._burst, self._tokens, self._filled = burst, float(burst), 0.0
         self.plans, self.rate, self.round_trip = tuple(plans), megabits * 1e6 / 8, round_trip
         self.server_load = self.edge_load = 1.0
+        self.packing: dict[str, float] = {}
         self.chooser = Chooser(self.plans, LinkSpec(0.002, 2.5e6), self.plans[0])
         self.now, self.calling, self.sent = 0.0, 0.0, 0
         self._noise, self._random = noise, random.Random(seed)
@@ -60,7 +62,8 @@ class Simulation:
     def true_seconds(self, plan: PlanSpec) -> float:
         """What a plan takes now, without noise."""
         computing = self.edge_load * plan.edge_seconds + self.server_load * plan.server_seconds
-        return computing + plan.round_trips * self.round_trip + plan.bytes / self.rate
+        moving = plan.bytes / self.rate + self.packing.get(plan.name, 0.0)
+        return computing + plan.round_trips * self.round_trip + moving
 
     def best_seconds(self) -> float:
         """What the best plan takes now."""
@@ -73,10 +76,12 @@ class Simulation:
             edge = self._shaken(self.edge_load * plan.edge_seconds)
             server = self._shaken(self.server_load * plan.server_seconds)
             self.now += edge + server
+            waiting = 0.0
             if plan.round_trips:
-                self.chooser.note_exchange(plan.bytes, self._exchange(plan.bytes))
+                waiting = self._exchange(plan.bytes, self.packing.get(plan.name, 0.0))
+                self.chooser.note_exchange(plan.name, plan.bytes, waiting)
                 self._watch.note_call()
-            self.chooser.note_run(plan, edge, server, plan.bytes)
+            self.chooser.note_run(plan, edge, server, plan.bytes, waiting)
             self.calling += self.now - start
             if self._watch.is_due():
                 self._watch.look(self._measure)
@@ -103,8 +108,8 @@ class Simulation:
         self.sent += count
         return self._exchange(0), self._exchange(count) if count else 0.0
 
-    def _exchange(self, count: int) -> float:
-        seconds = self._shaken(self.round_trip + self._moving(count))
+    def _exchange(self, count: int, more: float = 0.0) -> float:
+        seconds = self._shaken(self.round_trip + self._moving(count) + more)
         self.now += seconds
         return seconds
 

@@ -46,6 +46,20 @@ def test_over_each_link_the_plan_is_as_fast_as_the_best(plans, noise):
         assert model.chooser.switches - before <= 1, (megabits, round_trip)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.1])
+def test_bytes_that_take_another_time_in_each_plan_mislead_for_few_calls(noise):
+    """As between two hosts with 10 Gbit/s, where packing tensors takes longer than sending them."""
+    plans = shape(0.040, 0.004, 800_000, 0.009, 1_650_000)
+    for slow in ("cut1", "remote"):
+        model = Simulation(plans, 10_000, 0.001, noise, seed=5)
+        model.packing = {slow: 0.008}
+        model.run(40)
+        before = model.calling
+        model.run(400)
+        assert model.calling - before <= 1.05 * 400 * model.best_seconds()
+        assert model.true_seconds(model.chooser.current) <= 1.05 * model.best_seconds()
+
+
 def equal_megabits(one: PlanSpec, other: PlanSpec, round_trip: float) -> float | None:
     """Mbit/s at which two plans take the same time, if there is such a link."""
     saved = one.edge_seconds + one.server_seconds - other.edge_seconds - other.server_seconds

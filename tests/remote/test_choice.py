@@ -21,10 +21,9 @@ def run(chooser: Chooser, rate: float, round_trip: float = 0.002, noise: float =
     plan = chooser.current
     shake = random.Random(f"{chooser.switches}{chooser.seconds(plan)}").uniform(-noise, noise)
     if plan.round_trips:
-        chooser.note_exchange(plan.bytes, (round_trip + plan.bytes / rate) * (1 + shake))
+        chooser.note_exchange(plan.name, plan.bytes, (round_trip + plan.bytes / rate) * (1 + shake))
     else:
-        chooser.note_exchange(0, round_trip)
-        chooser.note_exchange(32768, (round_trip + 32768 / rate) * (1 + shake))
+        chooser.note_look(round_trip, 32768, (round_trip + 32768 / rate) * (1 + shake))
     chooser.note_run(plan, plan.edge_seconds * (1 + shake), plan.server_seconds)
     return chooser.current
 
@@ -83,10 +82,9 @@ def test_noise_rarely_makes_the_choice_swing(seed):
     for _ in range(200):
         plan, shake = chooser.current, 1 + noise.uniform(-0.05, 0.05)
         if plan.round_trips:
-            chooser.note_exchange(plan.bytes, (0.002 + plan.bytes / rate) * shake)
+            chooser.note_exchange(plan.name, plan.bytes, (0.002 + plan.bytes / rate) * shake)
         else:
-            chooser.note_exchange(0, 0.002)
-            chooser.note_exchange(32768, (0.002 + 32768 / rate) * shake)
+            chooser.note_look(0.002, 32768, (0.002 + 32768 / rate) * shake)
         chooser.note_run(plan, plan.edge_seconds * shake, plan.server_seconds)
     assert chooser.switches <= 2
 
@@ -103,7 +101,7 @@ def test_one_measurement_that_lies_changes_nothing():
     chooser = Chooser(PLANS, EXPECTED, CUT)
     for _ in range(10):
         run(chooser, 3e6)
-    chooser.note_exchange(CUT.bytes, 9.0)
+    chooser.note_exchange(CUT.name, CUT.bytes, 9.0)
     chooser.choose()
     assert chooser.current == CUT
 
@@ -112,7 +110,7 @@ def test_a_plan_that_turns_out_far_worse_is_left_at_once():
     chooser = Chooser(PLANS, EXPECTED, LOCAL)
     run(chooser, 12.5e6)
     assert chooser.current == CUT
-    chooser.note_exchange(CUT.bytes, 0.01)
+    chooser.note_exchange(CUT.name, CUT.bytes, 0.01)
     chooser.note_run(CUT, CUT.edge_seconds, 0.5)
     assert chooser.current == LOCAL
 

@@ -133,7 +133,7 @@ def test_the_loader_takes_the_cheapest_that_can_run():
     chooser = Chooser((local, cut), LinkSpec(0.001, 1e6), local)
     chooser.choose()
     assert chooser.current is local, "the server was not heard of yet"
-    chooser.note_exchange(0, 0.001)
+    chooser.note_exchange("", 0, 0.001)
     chooser.choose()
     assert chooser.current is cut
     chooser.note_failure()
