@@ -198,11 +198,12 @@ class Link:
     ) -> bool:
         history, doubted = self._sources.get(source, (_History(), None))
         before = history.spec(self.spec())
-        is_doubted = doubted is not None and not self._is_sure(source, most)
+        if doubted is not None and self._is_sure(source, most):
+            doubted = None
         self._all = self._all.noting(round_trip, per_byte)
         history = history.noting(round_trip, per_byte)
         last = _History().noting(round_trip, per_byte).spec(history.spec(self.spec()))
-        has_changed = is_doubted and _has_changed(before, doubted, last, most)
+        has_changed = doubted is not None and _has_changed(before, doubted, last, most)
         if has_changed:
             self._all, history, self._sources = self._all.last_two(), history.last_two(), {}
         self._sources[source], self._source = (history, last), source
