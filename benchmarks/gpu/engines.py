@@ -7,8 +7,9 @@
 For each model, batch and precision one process is started. PyTorch's model, with seeded weights, is
 exported to ONNX and compiled by hybridc; then the engines take turns, round by round. Inputs are on
 the GPU before a call, and results are on the host after it. Processes prepare ``--jobs`` at a time,
-and measure one by one, when none prepares. Ratios are PyTorch's time over hybridc's, medians of the
-rounds; above 1 hybridc is faster. Errors are relative to the largest result of float32 on the CPU.
+and one measures as soon as it is ready, while the others are stopped. Ratios are PyTorch's time
+over hybridc's, medians of the rounds; above 1 hybridc is faster. Errors are relative to the largest
+result of float32 on the CPU.
 
     fp32    float32, TF32 off
     tf32    float32, products with TF32: ``cuda:sm_90,tf32``
@@ -21,16 +22,21 @@ Needs a GPU, hybridc[compiler], torch, torchvision, transformers and onnxscript.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import os
+import queue
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -40,7 +46,9 @@ MODES = ("eager", "reduce-overhead", "max-autotune")
 TOKENS, WIDTH = 128, 768
 READY = "ready to measure"
 
-Engine = Callable[[], Any]
+Engine: TypeAlias = Callable[[], Any]
+Case: TypeAlias = tuple[str, int, str]
+"""A model, a batch and a precision."""
 
 
 def make_model(name: str, batch: int) -> tuple[Any, Any]:
@@ -157,17 +165,24 @@ def measure(name: str, batch: int, precision: str, modes: list[str], rounds: int
     return {**found, "ms": medians, "ratios": ratios, "errors": errors}
 
 
-def start(case: tuple[str, int, str], modes: list[str], rounds: int) -> subprocess.Popen[str]:
+def start(case: Case, modes: list[str], rounds: int) -> subprocess.Popen[str]:
     """A process that measures one case."""
     name, batch, precision = case
     command = [sys.executable, __file__, "--one", "--model", name, "--batch", str(batch)]
     command += ["--precision", precision, "--rounds", str(rounds)]
     command += [word for mode in modes for word in ("--mode", mode)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
-def finish(case: tuple[str, int, str], process: subprocess.Popen[str], text: str) -> Any:
+def finish(case: Case, process: subprocess.Popen[str], text: str) -> Any:
     """The measurements of a process that is ready; ``None`` if it failed."""
     output, _ = process.communicate("\n")
     if process.returncode:
@@ -195,6 +210,47 @@ def wait_until_ready(process: subprocess.Popen[str]) -> str:
     return "".join(lines)
 
 
+def measure_all(cases: Iterable[Case], modes: list[str], rounds: int, jobs: int) -> Iterator[Any]:
+    """Measurements of all cases that do not fail, in the order in which they are ready.
+
+    So many processes prepare at a time; while one measures, the others are stopped.
+    """
+    left, running = iter(cases), dict[Case, subprocess.Popen[str]]()
+    ready: queue.Queue[tuple[Case, str]] = queue.Queue()
+
+    def begin(case: Case) -> None:
+        running[case] = process = start(case, modes, rounds)
+        threading.Thread(target=lambda: ready.put((case, wait_until_ready(process)))).start()
+
+    try:
+        for case in itertools.islice(left, jobs):
+            begin(case)
+        while running:
+            case, text = ready.get()
+            with stopped(other for name, other in running.items() if name != case):
+                row = finish(case, running.pop(case), text)
+            if row is not None:
+                yield row
+            for following in itertools.islice(left, 1):
+                begin(following)
+    finally:
+        for process in running.values():
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def stopped(processes: Iterable[subprocess.Popen[str]]) -> Iterator[None]:
+    """Stop processes and what they started, for a time."""
+    alive = [process.pid for process in processes if process.poll() is None]
+    for pid in alive:
+        os.killpg(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in alive:
+            os.killpg(pid, signal.SIGCONT)
+
+
 def main() -> None:
     """Measure all that is asked for, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -214,16 +270,13 @@ def main() -> None:
         case = (models[0], batches[0], precisions[0])
         print(json.dumps(measure(*case, modes, arguments.rounds)))
         return
-    cases = list(itertools.product(models, batches, precisions))
     results = []
-    for first in range(0, len(cases), arguments.jobs):
-        group = cases[first : first + arguments.jobs]
-        processes = [start(case, modes, arguments.rounds) for case in group]
-        texts = list(map(wait_until_ready, processes))
-        found = map(finish, group, processes, texts)
-        results += [row for row in found if row is not None]
-    if arguments.output:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    for row in measure_all(
+        itertools.product(models, batches, precisions), modes, arguments.rounds, arguments.jobs
+    ):
+        results.append(row)
+        if arguments.output:
+            arguments.output.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
