@@ -16,6 +16,7 @@ import json
 import random
 import socket
 import statistics
+import struct
 import sys
 import threading
 import time
@@ -106,6 +107,7 @@ class Link:
         host, _, port = settings.server.rpartition(":")
         self._server = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._connections: list[socket.socket] = []
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -114,14 +116,23 @@ class Link:
         set_rate(self._ends, megabits)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Take no more connections, and drop what those there are have yet to send.
+
+        On a slow cable that would take seconds, in which nobody else could connect.
+        """
         self._listener.close()
+        for one in self._connections:
+            with contextlib.suppress(OSError):  # it may have ended by itself
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
+            one.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 here, _ = self._listener.accept()
                 there = socket.create_connection(self._server)
+                self._connections += (here, there)
                 for one in (here, there):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._carry(here, there)

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import remote
@@ -33,6 +33,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 NAMES = ("ppocr-det", "resnet50", "minilm")
 EDGE_TARGET = "llvm:x86-64-v2"
+
+Found: TypeAlias = dict[str, tuple[list[Result], Switching | None]]
+"""Figures of models by their names."""
 
 
 def find_model(name: str) -> tuple[Path, dict[str, Any]]:
@@ -129,13 +132,21 @@ def main() -> None:
     remote.add_options(parser)
     parser.set_defaults(edge_target=EDGE_TARGET, seconds=0.8)
     options, start = parser.parse_args(), time.perf_counter()
-    found = {name: run_model(name, options) for name in options.model or NAMES}
+    found: Found = {}
+    for name in options.model or NAMES:
+        found[name] = run_model(name, options)
+        text = write(found, options, time.perf_counter() - start)
+    print(text)
+
+
+def write(found: Found, options: argparse.Namespace, seconds: float) -> str:
+    """Write what was measured of some models so far; the text."""
     results = {name: own for name, (own, _) in found.items()}
     report = {
         "machine": machine(),
         "threads": options.threads,
         "edge_target": options.edge_target,
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
         "summary": summary(results),
         "switching": {n: dataclasses.asdict(s) if s else None for n, (_, s) in found.items()},
         "results": {n: [dataclasses.asdict(r) for r in own] for n, own in results.items()},
@@ -143,7 +154,7 @@ def main() -> None:
     options.output.write_text(json.dumps(report, indent=1) + "\n")
     text = markdown(report, results)
     options.output.with_suffix(".md").write_text(text)
-    print(text)
+    return text
 
 
 if __name__ == "__main__":
