@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from hybridc.bundle.tensors import Array
+from hybridc.passes.editor import values_of
 
 _NARROW, _WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 
@@ -67,9 +68,7 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
     for function in model.functions.values():
         graphs += [function.graph, *function.graph.subgraphs()]
     for graph in graphs:
-        yield from (*graph.inputs, *graph.initializers.values())
-        for node in graph:
-            yield from node.outputs
+        yield from values_of(graph)
 
 
 def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

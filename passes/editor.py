@@ -165,6 +165,13 @@ def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     return tuple(value.shape.numpy())
 
 
+def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
+    """The inputs, initializers and results of a graph, without those of graphs within it."""
+    yield from (*graph.inputs, *graph.initializers.values())
+    for node in graph:
+        yield from node.outputs
+
+
 def dims_of(value: ir.Value | None) -> tuple[int | ir.SymbolicDim, ...] | None:
     """The dimensions of a value of known rank."""
     return None if value is None or value.shape is None else tuple(value.shape)

@@ -7,10 +7,9 @@ values first, and with them only if no vector turned out to be too long for that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 import onnx_ir as ir
+from hybridc.passes.editor import values_of
 
 MAX_VECTOR = 1 << 18
 """Elements of the longest vector whose values are carried along."""
@@ -65,8 +64,8 @@ def _infer(model: ir.Model, proto: onnx.ModelProto, data_prop: bool) -> bool:
     inferred = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=data_prop))
     modified = False
     for graph, known in zip(model.graphs(), inferred.graphs(), strict=True):
-        found = {value.name: value for value in _values(known)}
-        for value in _values(graph):
+        found = {value.name: value for value in values_of(known)}
+        for value in values_of(graph):
             modified |= value.name in found and _take(value, found[value.name])
     return modified
 
@@ -97,12 +96,6 @@ def _take(value: ir.Value, inferred: ir.Value) -> bool:
 def _dimension(dim: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
     """A dimension, unknown if it is negative: of a Split that has no such parts, say."""
     return ir.SymbolicDim(None) if isinstance(dim, int) and dim < 0 else dim
-
-
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    yield from (*graph.inputs, *graph.initializers.values())
-    for node in graph:
-        yield from node.outputs
 
 
 def has_long_vector(model: ir.Model) -> bool:
