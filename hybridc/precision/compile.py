@@ -36,6 +36,7 @@ from hybridc.passes.raise_opset import ensure_opset
 from hybridc.precision.budget import Budget, Outputs, relative_error
 from hybridc.precision.costs import predict
 from hybridc.precision.curve import auto_notes, check_suffix, write_curve
+from hybridc.precision.gains import no_faster
 from hybridc.precision.half import BFLOAT16, FLOAT16, convert_floats
 from hybridc.precision.quantize import (
     AUTO,
@@ -222,10 +223,11 @@ def _quantized(
     used = samples if wanted.budget is None else samples.part(held_out=False)
     few = f"fewer than {FEW} samples may miss the range of values that occur"
     notes = [few] if used.count < FEW else []
+    slow = no_faster(prepared.model, options.devices)
     if wanted.precision == AUTO:
-        model, found = _searched(prepared, used, wanted, options)
-        return model, [*auto_notes(found), *notes], found
-    quantized = quantize_static(prepared.model, Calibration(used, wanted.method))
+        model, found = _searched(prepared, used, wanted, options, slow)
+        return model, [*auto_notes(found), *_slow_notes(slow), *notes], found
+    quantized = quantize_static(prepared.model, Calibration(used, wanted.method), slow)
     head = (
         f"{quantized.count} convolutions and matrix products are in int8; ranges by "
         f"{wanted.method} over {used.count} samples"
@@ -234,21 +236,38 @@ def _quantized(
         f"{name} stays fp32: in int8 it alone would make the cosine {1 - error:.4f}"
         for name, error in quantized.kept.items()
     ]
-    return quantize_tables(quantized.model), [head, *kept, *notes], None
+    notes = [head, *kept, *_slow_notes(quantized.slow), *notes]
+    return quantize_tables(quantized.model), notes, None
+
+
+def _slow_notes(slow: Sequence[str]) -> list[str]:
+    if not slow:
+        return []
+    return [
+        f"{', '.join(slow)} stay fp32: depthwise, which this target computes no faster on 8-bit "
+        "integers"
+    ]
 
 
 def _searched(
-    prepared: Prepared, samples: Samples, wanted: Wanted, options: Options
+    prepared: Prepared,
+    samples: Samples,
+    wanted: Wanted,
+    options: Options,
+    slow: Sequence[str],
 ) -> tuple[onnx.ModelProto, Found]:
     """The model with the layers in int8 that a search under the budget chose."""
     assert wanted.budget is not None
     calibrated = calibrate_model(prepared.model, samples, wanted.method)
+    fast = tuple(name for name in calibrated.anchors if name not in slow)
+    if fast:
+        calibrated = dataclasses.replace(calibrated, anchors=fast)
     device = options.devices[0]
     cost = predict(prepared.model, calibrated.anchors, device, options.hardware)
     found = search(calibrated, samples, wanted.budget, cost)
     if not found.chosen:
         return prepared.model, found
-    return calibrated.quantized(found.names), found
+    return calibrated.quantized(found.names, slow if fast else ()), found
 
 
 def _inner(

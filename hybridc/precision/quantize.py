@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,15 +61,25 @@ class Quantized:
         model: The model, in QDQ form.
         count: Its convolutions and matrix products on integers.
         kept: What those cost that stay float, one minus the cosine, by name.
+        slow: Names of those that stay float since int8 gains nothing.
     """
 
     model: onnx.ModelProto
     count: int
     kept: Mapping[str, float]
+    slow: tuple[str, ...] = ()
 
 
-def quantize_static(model: onnx.ModelProto, calibration: Calibration) -> Quantized:
+def quantize_static(
+    model: onnx.ModelProto, calibration: Calibration, slow: Collection[str] = ()
+) -> Quantized:
     """Convolutions and matrix products on 8-bit integers, but for those that cost too much.
+
+    Args:
+        model: A model with shapes and names.
+        calibration: How ranges are found.
+        slow: Names of layers that stay float, too, since int8 gains nothing; of no effect if there
+            are no others.
 
     Raises:
         UsageError: There are none.
@@ -77,11 +87,11 @@ def quantize_static(model: onnx.ModelProto, calibration: Calibration) -> Quantiz
     calibrated = calibrate_model(model, calibration.samples, calibration.method)
     few = itertools.islice(calibration.samples, TRIED)
     errors = sensitivities(calibrated, few)
-    kept = sensitive(errors)
-    chosen = [name for name in calibrated.anchors if name not in kept]
-    return Quantized(
-        calibrated.quantized(chosen), len(chosen), {name: errors[name] for name in kept}
-    )
+    kept = {name: errors[name] for name in sensitive(errors)}
+    able = [name for name in calibrated.anchors if name not in kept]
+    chosen = [name for name in able if name not in slow] or able
+    left = tuple(name for name in able if name not in chosen)
+    return Quantized(calibrated.quantized(chosen, left), len(chosen), kept, left)
 
 
 def quantize_dynamic(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -19,6 +19,7 @@ from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
 from hybridc.precision.anchors import anchors_of, taking_part, tensors_of
 from hybridc.precision.budget import cosine
+from hybridc.precision.gains import round_to_steps
 from hybridc.precision.observe import observe
 from hybridc.precision.qdq import insert_qdq
 from hybridc.precision.ranges import Range, range_of
@@ -50,16 +51,22 @@ class Calibrated:
     ranges: Mapping[str, Range]
     means: Mapping[str, Array]
 
-    def quantized(self, anchors: Collection[str]) -> onnx.ModelProto:
+    def quantized(self, anchors: Collection[str], slow: Collection[str] = ()) -> onnx.ModelProto:
         """The model with some of its anchors in int8, and the weights of others as float16.
 
         These stay tensors of float32, which bundles store in 16 bits.
+
+        Args:
+            anchors: Names of those in int8.
+            slow: Names of those that stay float since int8 gains nothing; their weights are rounded
+                to 8 bits.
         """
         if not anchors:
             return self.model
         nodes = taking_part(self.model, anchors)
         model = insert_qdq(self.model, nodes, self.ranges, self.means)
-        round_weights(model, set(self.anchors) - set(anchors))
+        round_weights(model, set(self.anchors) - {*anchors, *slow})
+        round_to_steps(model, slow)
         return model
 
 
