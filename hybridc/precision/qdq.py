@@ -12,9 +12,10 @@ A tensor is quantized once, however many read it. Results of convolutions and of
 images are quantized too, for all who read them: what lies in memory between two kernels is 8 bits
 wide. Where a Relu follows, its result is quantized instead. Behind a convolution of single pixels,
 so is that of any element-wise work with constants, which is then done on the sums, in registers,
-with no rounding before it, nor behind it if no integer operator reads it. What others compute,
-such as normalizations, is quantized only for integer operators: the residuals of a transformer
-stay float.
+with no rounding before it, nor behind it if no integer operator reads it. What goes from
+element-wise work to a sum and nowhere else stays in registers, too, and is not rounded. What others
+compute, such as normalizations, is quantized only for integer operators: the residuals of a
+transformer stay float.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ class _Writer:
         means = self.means.get(str(node.inputs[0].name)) if node.inputs[0] else None
         count = 1 if node.op_type in ANCHORS else len(node.inputs)
         for place, value in enumerate(node.inputs[:count]):
-            if value is not None and str(value.name) in self.ranges:
+            if value is None or _is_register(value):
+                continue
+            if str(value.name) in self.ranges:
                 node.replace_input_with(place, self._round(value, node))
         if node.op_type in ANCHORS:
             self._weight(node, means)
@@ -142,7 +145,7 @@ class _Writer:
                 return
         elif reader is not None and reader.op_type == "Relu" and not reader.domain:
             following, result = _after(reader), reader.outputs[0]
-        if following is None or str(result.name) not in self.ranges:
+        if following is None or str(result.name) not in self.ranges or _is_register(result):
             return
         first = node.inputs[0]
         same = self.scales.get(first) if node.op_type in _SAME_RANGE and first else None
@@ -225,6 +228,14 @@ class _Writer:
             attributes,
             dtype=ir.DataType.FLOAT,
         )
+
+
+def _is_register(value: ir.Value) -> bool:
+    """Whether element-wise work makes a tensor for a sum alone, and so in its kernel."""
+    maker, reader = value.producer(), only_reader(value)
+    if maker is None or reader is None or maker.domain or reader.domain:
+        return False
+    return maker.op_type in _WITH_CONSTANTS | _ACTIVATIONS and reader.op_type == "Add"
 
 
 def last_of_chain(node: ir.Node) -> ir.Node:

@@ -27,7 +27,7 @@ from hybridc.precision.samples import Sample
 from hybridc.precision.smooth import PRODUCTS, smooth
 from hybridc.reference import open_session
 
-SENSITIVE, MOST_KEPT = 2e-3, 0.1
+SENSITIVE, MOST_KEPT = 4e-3, 0.1
 """A layer stays float if it alone turns an output by more than this (one minus the cosine), and is
 among this share of the layers, those that cost most."""
 

@@ -284,3 +284,26 @@ def test_weights_that_float16_would_change_stay():
     round_weights(model, list(weights))
     for tensor in model.graph.initializer:
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), weights[tensor.name])
+
+
+def test_what_is_made_for_a_sum_alone_is_not_rounded():
+    nodes = [
+        node("Conv", "x w", "c", "first"),
+        node("Mul", "c c", "m", "gate"),
+        node("Add", "m c", "s", "inner"),
+        node("Add", "s r", "t", "outer"),
+        node("Conv", "x w", "r", "other"),
+        node("Conv", "t v", "y", "last"),
+    ]
+    nodes[3], nodes[4] = nodes[4], nodes[3]
+    weights = {"w": random(8, 4, 1, 1, seed=1), "v": random(8, 8, 1, 1, seed=3)}
+    model = make_model(nodes, {"x": (1, 4, 6, 6)}, {"y": (1, 8, 6, 6)}, weights, opset=17)
+    model = onnx.shape_inference.infer_shapes(model)
+    calibrated = calibrate_model(model, [{"x": random(1, 4, 6, 6, seed=5)}], "min-max")
+    int8 = calibrated.quantized(calibrated.anchors)
+    onnx.checker.check_model(int8)
+    rounded = [n.input[0] for n in int8.graph.node if n.op_type == "QuantizeLinear"]
+    assert sorted(rounded) == ["c", "r", "t", "x"]
+    x = {"x": random(1, 4, 6, 6, seed=5)}
+    (exact,), (got,) = (run_reference(m, x).values() for m in (model, int8))
+    assert 0 < np.abs(got - exact).max() < 0.1 * np.abs(exact).max()
