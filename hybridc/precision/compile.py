@@ -260,14 +260,13 @@ def _searched(
     assert wanted.budget is not None
     calibrated = calibrate_model(prepared.model, samples, wanted.method)
     fast = tuple(name for name in calibrated.anchors if name not in slow)
-    if fast:
-        calibrated = dataclasses.replace(calibrated, anchors=fast)
+    calibrated = dataclasses.replace(calibrated, anchors=fast, slow=tuple(slow))
     device = options.devices[0]
     cost = predict(prepared.model, calibrated.anchors, device, options.hardware)
     found = search(calibrated, samples, wanted.budget, cost)
     if not found.chosen:
         return prepared.model, found
-    return calibrated.quantized(found.names, slow if fast else ()), found
+    return calibrated.quantized(found.names), found
 
 
 def _inner(

@@ -11,13 +11,14 @@ same, to multiples of a power of two: as float16 they deflate to little more tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from hybridc.bundle.tensors import Array
+from hybridc.precision.anchors import anchors_of
 from hybridc.targets.protocol import Device
 
 _WEIGHT = 1
@@ -31,14 +32,19 @@ zero beside those of the others once all are rounded by one scale."""
 def no_faster(model: onnx.ModelProto, devices: Sequence[Device]) -> tuple[str, ...]:
     """Names of the layers that no device computes faster on 8-bit integers, in order.
 
+    None if there are no others: who asks for integers gets some.
+
     Args:
         model: A model with names.
         devices: What it is compiled for.
     """
     if not devices or not all(map(_has_only_pairs, devices)):
         return ()
+    layers = anchors_of(model)
     shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
-    return tuple(node.name for node in model.graph.node if _is_depthwise(node, shapes))
+    nodes = (node for node in model.graph.node if node.name in set(layers))
+    slow = tuple(node.name for node in nodes if _is_depthwise(node, shapes))
+    return slow if len(slow) < len(layers) else ()
 
 
 def _has_only_pairs(device: Device) -> bool:
@@ -51,11 +57,9 @@ def _has_only_pairs(device: Device) -> bool:
     return cpu.architecture == "x86_64" and not cpu.llvm_features & {"avx512vnni", "avxvnni"}
 
 
-def _is_depthwise(node: onnx.NodeProto, shapes: dict[str, Sequence[int]]) -> bool:
-    if node.op_type != "Conv" or node.domain or node.input[_WEIGHT] not in shapes:
-        return False
+def _is_depthwise(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]]) -> bool:
     groups = next((a.i for a in node.attribute if a.name == "group"), 1)
-    return groups > 1 and shapes[node.input[_WEIGHT]][1] == 1
+    return node.op_type == "Conv" and groups > 1 and shapes[node.input[_WEIGHT]][1] == 1
 
 
 def round_to_steps(model: onnx.ModelProto, layers: Collection[str]) -> None:

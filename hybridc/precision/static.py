@@ -44,29 +44,27 @@ class Calibrated:
         anchors: Names of its convolutions and matrix products of a constant weight, in order.
         ranges: Of the tensors that they and what works on images read and make.
         means: Of the second axis of the same tensors, where its size is fixed.
+        slow: Names of layers that stay float since int8 gains nothing; their weights are rounded to
+            8 bits.
     """
 
     model: onnx.ModelProto
     anchors: tuple[str, ...]
     ranges: Mapping[str, Range]
     means: Mapping[str, Array]
+    slow: tuple[str, ...] = ()
 
-    def quantized(self, anchors: Collection[str], slow: Collection[str] = ()) -> onnx.ModelProto:
+    def quantized(self, anchors: Collection[str]) -> onnx.ModelProto:
         """The model with some of its anchors in int8, and the weights of others as float16.
 
         These stay tensors of float32, which bundles store in 16 bits.
-
-        Args:
-            anchors: Names of those in int8.
-            slow: Names of those that stay float since int8 gains nothing; their weights are rounded
-                to 8 bits.
         """
         if not anchors:
             return self.model
         nodes = taking_part(self.model, anchors)
         model = insert_qdq(self.model, nodes, self.ranges, self.means)
-        round_weights(model, set(self.anchors) - {*anchors, *slow})
-        round_to_steps(model, slow)
+        round_weights(model, set(self.anchors) - {*anchors, *self.slow})
+        round_to_steps(model, self.slow)
         return model
 
 

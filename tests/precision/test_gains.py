@@ -112,7 +112,15 @@ def test_they_stay_float_and_the_others_do_not(tmp_path):
     assert 0 < np.abs(got - exact).max() < 0.2 * np.abs(exact).max()
 
 
-def test_a_model_of_nothing_else_is_in_int8_all_the_same(tmp_path):
+def test_a_model_of_nothing_else_is_in_int8_all_the_same():
+    nodes = [node("Conv", "x spread", "y", name="depthwise", group=8)]
+    model = make_model(
+        nodes, {"x": (1, 8, 9, 9)}, {"y": (1, 8, 5, 5)}, {"spread": WEIGHTS["spread"]}
+    )
+    assert no_faster(model, parse_targets(["llvm:x86-64-v3"])) == ()
+
+
+def test_where_all_are_slow_or_cost_much_the_slow_ones_are_in_int8(tmp_path):
     everything = ["first", "depthwise", "grouped", "last"]
     _, found = quantized(tmp_path, everything)
     assert found.slow == ()
