@@ -260,7 +260,7 @@ def _searched(
     assert wanted.budget is not None
     calibrated = calibrate_model(prepared.model, samples, wanted.method)
     fast = tuple(name for name in calibrated.anchors if name not in slow)
-    calibrated = dataclasses.replace(calibrated, anchors=fast, slow=tuple(slow))
+    calibrated = dataclasses.replace(calibrated, anchors=fast)  # rounding the others costs budget
     device = options.devices[0]
     cost = predict(prepared.model, calibrated.anchors, device, options.hardware)
     found = search(calibrated, samples, wanted.budget, cost)
