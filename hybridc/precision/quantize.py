@@ -17,7 +17,6 @@ left in float, since what follows it in a transformer (softmax, normalization) n
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import tempfile
@@ -92,8 +91,7 @@ def quantize_static(
     able = [name for name in calibrated.anchors if name not in kept]
     chosen = [name for name in able if name not in slow] or able
     left = tuple(name for name in able if name not in chosen)
-    found = dataclasses.replace(calibrated, slow=left).quantized(chosen)
-    return Quantized(found, len(chosen), kept, left)
+    return Quantized(calibrated.quantized(chosen, left), len(chosen), kept, left)
 
 
 def quantize_dynamic(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
 from hybridc.precision.anchors import anchors_of, taking_part, tensors_of
 from hybridc.precision.budget import cosine
-from hybridc.precision.gains import round_to_steps
 from hybridc.precision.observe import observe
 from hybridc.precision.qdq import insert_qdq
 from hybridc.precision.ranges import Range, range_of
+from hybridc.precision.rounding import round_to_steps, round_weights
 from hybridc.precision.samples import Sample
 from hybridc.precision.smooth import PRODUCTS, smooth
 from hybridc.reference import open_session
@@ -30,9 +29,6 @@ from hybridc.reference import open_session
 SENSITIVE, MOST_KEPT = 4e-3, 0.1
 """A layer stays float if it alone turns an output by more than this (one minus the cosine), and is
 among this share of the layers, those that cost most."""
-
-HALF_ERROR = 1e-3
-"""Largest error of a weight in float16, relative to the largest magnitude of its filter."""
 
 
 @dataclass(frozen=True)
@@ -44,41 +40,28 @@ class Calibrated:
         anchors: Names of its convolutions and matrix products of a constant weight, in order.
         ranges: Of the tensors that they and what works on images read and make.
         means: Of the second axis of the same tensors, where its size is fixed.
-        slow: Names of layers that stay float since int8 gains nothing; their weights are rounded to
-            8 bits.
     """
 
     model: onnx.ModelProto
     anchors: tuple[str, ...]
     ranges: Mapping[str, Range]
     means: Mapping[str, Array]
-    slow: tuple[str, ...] = ()
 
-    def quantized(self, anchors: Collection[str]) -> onnx.ModelProto:
+    def quantized(self, anchors: Collection[str], slow: Collection[str] = ()) -> onnx.ModelProto:
         """The model with some of its anchors in int8, and the weights of others as float16.
 
-        These stay tensors of float32, which bundles store in 16 bits.
+        Args:
+            anchors: Names of those in int8.
+            slow: Names of those that stay float since int8 gains nothing; their weights are rounded
+                to 8 bits.
         """
         if not anchors:
             return self.model
         nodes = taking_part(self.model, anchors)
         model = insert_qdq(self.model, nodes, self.ranges, self.means)
-        round_weights(model, set(self.anchors) - {*anchors, *self.slow})
-        round_to_steps(model, self.slow)
+        round_weights(model, set(self.anchors) - {*anchors, *slow})
+        round_to_steps(model, slow)
         return model
-
-
-def round_weights(model: onnx.ModelProto, anchors: Collection[str]) -> None:
-    """Round the weights of some anchors to numbers of float16, where these are close enough."""
-    names = {node.input[1] for node in model.graph.node if node.name in anchors}
-    for tensor in model.graph.initializer:
-        if tensor.name in names:
-            array = numpy_helper.to_array(tensor)
-            with np.errstate(over="ignore"):
-                rounded = array.astype(np.float16).astype(np.float32)
-            largest = np.abs(array).max(axis=tuple(range(1, array.ndim)), keepdims=True)
-            if np.all(np.abs(rounded - array) <= HALF_ERROR * largest):
-                tensor.CopyFrom(numpy_helper.from_array(rounded, tensor.name))
 
 
 def calibrate_model(model: onnx.ModelProto, samples: Iterable[Sample], method: str) -> Calibrated:

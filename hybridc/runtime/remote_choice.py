@@ -6,7 +6,7 @@ A plan that ran counts with its own measured times: here, on the server, and wai
 long as the link is what it was, since what a byte takes is not the same for few and for many. One
 that did not run counts with the predictions of the compile, scaled by how far these were off where
 plans did run; what is known of the link is in :mod:`hybridc.runtime.remote_link`. A look at it that
-speaks for a plan that sends much more than the look did is to be confirmed by one of as many bytes.
+speaks for a plan that sends much more than the look did is to be confirmed by larger ones.
 
 Another plan takes over only if it is faster by a margin and the present one has had some calls, or
 if it is far faster, or if it is a little faster by many measurements; the first only if the many do
@@ -109,18 +109,16 @@ class Chooser:
             over: A link in place of the measured one.
         """
         computing = self._edge(plan, last) + self._server(plan, last)
-        waited = self._times[plan.name].waiting[-last:]
-        if over is None and waited:
-            return computing + statistics.median(waited)
-        return computing + self._waiting(plan, over or self._link.spec(last))
+        waited = () if over else self._times[plan.name].waiting
+        return computing + median(waited, self._waiting(plan, over or self._link.spec(last)), last)
 
     def _waiting(self, plan: PlanSpec, link: LinkSpec) -> float:
         """What a plan's round trips and bytes take over a link."""
-        moving = self._bytes(plan, RECENT) / link.bytes_per_second
+        moving = self._bytes(plan) / link.bytes_per_second
         return plan.round_trips * link.round_trip_seconds + moving
 
-    def _bytes(self, plan: PlanSpec, last: int) -> float:
-        return median(self._times[plan.name].bytes, plan.bytes, last)
+    def _bytes(self, plan: PlanSpec) -> float:
+        return median(self._times[plan.name].bytes, plan.bytes)
 
     def _edge(self, plan: PlanSpec, last: int) -> float:
         ratios = ((self._times[p.name].edge[-last:], p.edge_seconds) for p in self._plans)
@@ -183,7 +181,7 @@ class Chooser:
             return self.seconds(plan, over=link)
 
         best = min(able, key=seconds)
-        wanted, known = self._bytes(best, RECENT), self._bytes(self.current, RECENT)
+        wanted, known = self._bytes(best), self._bytes(self.current)
         is_better = best != self.current and seconds(best) < FINE * self.seconds(self.current)
         return int(wanted) if is_better and wanted > 2 * max(count, known) else 0
 
@@ -200,12 +198,12 @@ class Chooser:
         """Whether the calls that are made tell the bandwidth."""
         plan, known = self.current, self.connected and self._link.has_bandwidth and self.is_sure()
         telling = self._link.telling(self.most_bytes)
-        return bool(plan.round_trips and known and self._bytes(plan, RECENT) >= telling)
+        return bool(plan.round_trips and known and self._bytes(plan) >= telling)
 
     @property
     def most_bytes(self) -> float:
         """Most bytes that a plan sends and receives."""
-        return max((self._bytes(plan, RECENT) for plan in self._plans), default=0.0)
+        return max((self._bytes(plan) for plan in self._plans), default=0.0)
 
     def note_failure(self) -> None:
         """Note that the server did not answer: only the plan without it is left."""

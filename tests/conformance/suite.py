@@ -117,8 +117,9 @@ def is_nearer(case: Case, target: str = "llvm:host") -> bool:
     from hybridc import onnx_backend
 
     ((inputs, (expected,)),) = case.data
-    _, exactly = DISPUTED[case.name.removesuffix("_expanded")]
-    exact = exactly(cases()[case.name.removesuffix("_expanded")].model.graph.node[0], inputs)
+    name = case.name.removesuffix("_expanded")
+    _, exactly = DISPUTED[name]
+    exact = exactly(cases()[name].model.graph.node[0], inputs)
     (ours,) = onnx_backend.prepare(case.model, target=target, fallback=False).run(inputs)
     ours, expected = (np.asarray(x).astype(np.float64) for x in (ours, expected))
     off, allowed = np.abs(ours - exact), np.abs(expected - exact)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import hybridc
+from hybridc.bundle.manifest import TensorSpec
 from hybridc.compiler import Options
 from hybridc.precision.compile import Wanted, compile_in_precision
-from hybridc.precision.gains import no_faster, round_to_steps
+from hybridc.precision.gains import no_faster
 from hybridc.precision.quantize import Calibration, quantize_static
+from hybridc.precision.rounding import round_to_steps
 from hybridc.precision.samples import load_samples
 from tests.models import make_model, node, random, run_reference
 from tests.precision.data import write_samples
@@ -85,14 +87,8 @@ def test_steps_are_powers_of_two_and_fit_float16(numbers, exponent):
 def quantized(tmp_path, slow):
     model = separable()
     data = write_samples(tmp_path / "data", [random(1, 3, 16, 16, seed=i) for i in range(6)])
-    specs = load_samples(str(data), specs_of_input(), {})
-    return model, quantize_static(model, Calibration(specs), slow)
-
-
-def specs_of_input():
-    from hybridc.bundle.manifest import TensorSpec
-
-    return (TensorSpec("x", "float32", (1, 3, 16, 16)),)
+    found = load_samples(str(data), (TensorSpec("x", "float32", (1, 3, 16, 16)),), {})
+    return model, quantize_static(model, Calibration(found), slow)
 
 
 def weights_in_int8(model):

@@ -11,8 +11,9 @@ from hybridc.precision.anchors import anchors_of, quantizable, taking_part
 from hybridc.precision.observe import BINS, Channels, Histogram, observe
 from hybridc.precision.qdq import insert_qdq, scale_of
 from hybridc.precision.ranges import METHODS, range_of
+from hybridc.precision.rounding import round_weights
 from hybridc.precision.smooth import best_scales, expected_error, scales_of, smooth
-from hybridc.precision.static import calibrate_model, round_weights, sensitive, sensitivities
+from hybridc.precision.static import calibrate_model, sensitive, sensitivities
 from hybridc.reference import open_session
 from tests.models import make_model, node, random, run_reference
 from tests.precision.data import network, samples
