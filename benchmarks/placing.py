@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 from engines import CATALOG, LIGHT, find_model
 from hybridc.targets.registry import parse_targets
-from report import machine
+from report import machine as this_machine
+from spread import ONLY_COSTS, RESULTS, Spread
+from turns import turn
 
 import hybridc
 from hybridc.calibration.build import ModelRequest, build_calibration
@@ -97,7 +99,9 @@ def calibrate(
     with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
         bundle = Path(folder) / "calibration"
         build_calibration(bundle, parse_targets(targets), requests)
-        file.write_text(to_json(run_calibration(bundle, seconds, clock=CLOCKS[clock])))
+        with turn():
+            machine = run_calibration(bundle, seconds, clock=CLOCKS[clock])
+        file.write_text(to_json(machine))
 
 
 def without(file: Path, signatures: set[str], output: Path) -> None:
@@ -226,48 +230,34 @@ class Budget:
 
 
 def collect(
-    cases: Sequence[Case],
-    targets: Sequence[str],
-    seconds: float,
-    clock: str,
-    file: Path,
-    budget: Budget,
-) -> list[Case]:
-    """Measure the groups of cases, one case after the other, into one machine's file.
+    cases: Sequence[Case], targets: Sequence[str], parsed: argparse.Namespace, budget: Budget
+) -> Iterator[dict[str, Any]]:
+    """Machine's files with the groups of cases, of one model after the other.
 
-    A file that is there is added to, and cases that it has are not measured again. Those for which
-    the time runs out are left out.
-
-    Returns:
-        The cases that are in the file.
+    Those for which the time runs out are left out.
     """
-    known = json.loads(file.read_text()) if file.exists() else {CASES: []}
-    done = []
-    for number, case in enumerate(cases):
-        if case.key not in known[CASES]:
+    with tempfile.TemporaryDirectory(prefix="hybridc-") as place:
+        file = Path(place) / "costs.json"
+        for name in dict.fromkeys(case.name for case in cases):
+            own = [case for case in cases if case.name == name]
             if budget.left() < 0:
-                print(f"{case.key} is left out: no time to measure it", file=sys.stderr)
+                print(f"{name} is left out: no time to measure it", file=sys.stderr)
                 continue
-            print(f"measuring {case.key}, {number + 1} of {len(cases)}", file=sys.stderr)
-            own = file.with_suffix(".case.json")
-            calibrate([case], targets, seconds, clock, own)
-            known = merge(known, json.loads(own.read_text()), case.key)
-            own.unlink()
-            file.write_text(json.dumps(known))
-        done.append(case)
-    return done
+            print(f"measuring {name}", file=sys.stderr)
+            calibrate(own, targets, parsed.kernel_seconds, parsed.clock, file)
+            yield {**json.loads(file.read_text()), CASES: [case.key for case in own]}
 
 
-def merge(known: dict[str, Any], new: dict[str, Any], key: str) -> dict[str, Any]:
-    """A machine's file with the groups of one more case; the first measurement of each stays."""
+def merge(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A machine's file with the groups of further cases; the first measurement of each stays."""
     if not known[CASES]:
-        return {**new, CASES: [key]}
+        return new
     for name, device in known["devices"].items():
         rows = device["measurements"]
         seen = {row["work"]["signature"] for row in rows}
         others = new["devices"].get(name, {"measurements": []})["measurements"]
         rows += [row for row in others if row["work"]["signature"] not in seen]
-    return {**known, CASES: [*known[CASES], key]}
+    return {**known, CASES: [*known[CASES], *new[CASES]]}
 
 
 def fixed(found: PlanFile, costs: Costs, placement: Placement) -> dict[str, str]:
@@ -300,20 +290,41 @@ def add_options(parser: argparse.ArgumentParser, batches: Sequence[int]) -> None
     add("--costs", type=Path, help="a machine's file to use and add to; default: a new one")
     add("--output", type=Path, help="where to write the results as JSON, case by case")
     add("--clock", choices=CLOCKS, default="wall", help="cpu: time that the process computes")
+    add("--jobs", type=int, default=1, help="processes that prepare; one measures at a time")
+    add(ONLY_COSTS, action="store_true", help="measure groups for --costs, and no plan")
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a benchmark of plans was asked for, with costs that were measured."""
+    """What a benchmark of plans was asked for, with costs that were measured.
+
+    Attributes:
+        cases: What to judge.
+        targets: The devices.
+        costs: A machine's file.
+        cache: Folder of kernels that were built.
+        budget: Time that is left for all cases.
+        parsed: The command line.
+        spread: How to run the script for some cases.
+    """
 
     cases: Sequence[Case]
     targets: Sequence[str]
     costs: Path
     cache: Path
     budget: Budget
-    seconds: float
-    clock: str
-    output: Path | None
+    parsed: argparse.Namespace
+    spread: Spread
+
+    @property
+    def seconds(self) -> float:
+        """Time for each comparison of two plans."""
+        return float(self.parsed.seconds)
+
+    @property
+    def clock(self) -> str:
+        """The clock's name."""
+        return str(self.parsed.clock)
 
     def options(self, case: Case, **others: Any) -> Options:
         """Options of a compile; kernels that were built before are taken again."""
@@ -321,22 +332,57 @@ class Bench:
 
     def save(self, results: Sequence[Mapping[str, Any]], **summary: Any) -> None:
         """Write what there is so far."""
-        if self.output is not None:
-            head = {"machine": machine(), "targets": self.targets, "clock": self.clock}
-            data = {**head, **summary, "results": results}
-            self.output.write_text(json.dumps(data, indent=1) + "\n")
+        if self.parsed.output is not None:
+            head = {"machine": this_machine(), "targets": self.targets, "clock": self.clock}
+            data = {**head, **summary, RESULTS: results}
+            self.parsed.output.write_text(json.dumps(data, indent=1) + "\n")
+
+    def judge_all(self, judge: Judge) -> Iterator[list[dict[str, Any]]]:
+        """Results of all cases: with ``--jobs`` by processes of their own, otherwise here.
+
+        Args:
+            judge: Gives the results of a case; gets the time for it.
+        """
+        count = len(self.cases)
+        if self.spread.jobs > 1:
+            keys = [(case.name, case.batch) for case in self.cases]
+            seconds = self.budget.left() * self.spread.jobs / max(count, 1)
+            yield from self.spread.judge(keys, self.costs, seconds)
+            return
+        for number, case in enumerate(self.cases):
+            if self.budget.left() < 0:
+                print(f"{case.key} is left out: no time for it", file=sys.stderr)
+                continue
+            yield judge(self, case, self.budget.share(count - number))
+
+
+Judge = Callable[[Bench, Case, Budget], list[dict[str, Any]]]
 
 
 @contextmanager
-def prepare(parsed: argparse.Namespace, batches: Sequence[int]) -> Iterator[Bench]:
-    """Models with their costs on this machine; measuring gets half of the time at most."""
-    budget = Budget.of(parsed.budget)
+def prepare(
+    parsed: argparse.Namespace,
+    batches: Sequence[int],
+    script: str,
+    arguments: Sequence[str] | None = None,
+) -> Iterator[Bench]:
+    """Models with their costs on this machine; measuring gets half of the time at most.
+
+    A file of costs that is there is added to, and cases that it has are not measured again.
+    """
+    budget, spread = Budget.of(parsed.budget), Spread.of(script, arguments)
     targets = parsed.target or HALVES
     with tempfile.TemporaryDirectory(prefix="hybridc-") as name:
-        costs = parsed.costs or Path(name) / "costs.json"
+        file = parsed.costs or Path(name) / "costs.json"
         cases = [c for b in parsed.batch or batches for c in find_cases(parsed.model or NAMES, b)]
-        measured = collect(
-            cases, targets, parsed.kernel_seconds, parsed.clock, costs, budget.share(2)
-        )
-        how = (parsed.seconds, parsed.clock, parsed.output)
-        yield Bench(measured, targets, costs, Path(name) / "cache", budget, *how)
+        known = json.loads(file.read_text()) if file.exists() else {CASES: []}
+        missing = [case for case in cases if case.key not in known[CASES]]
+        if spread.jobs > 1:
+            found = spread.costs([(case.name, case.batch) for case in missing])
+        else:
+            found = collect(missing, targets, parsed, budget.share(2))
+        for one in found:
+            known = merge(known, one)
+            file.write_text(json.dumps(known))
+        wanted = [] if parsed.only_costs else [c for c in cases if c.key in known[CASES]]
+        yield Bench(wanted, targets, file, Path(name) / "cache", budget, parsed, spread)

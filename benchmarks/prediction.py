@@ -37,6 +37,7 @@ from hybridc.cost_models.cost import Ranked
 from hybridc.cost_models.learned import Learned
 from placing import (
     Bench,
+    Budget,
     Case,
     Way,
     add_options,
@@ -49,6 +50,7 @@ from placing import (
     take_turns,
     without,
 )
+from turns import turn
 
 from hybridc.placement.decide import Costs
 from hybridc.placement.hardware import Hardware, make_problem
@@ -104,26 +106,26 @@ def problems(bench: Bench, costs: Costs) -> dict[str, Problem]:
     return {MEASURED: costs.problem, LEARNED: again(unseen), ROOFLINE: again(plain)}
 
 
-def judge(bench: Bench, case: Case, splits: int) -> list[dict[str, Any]]:
+def judge(bench: Bench, case: Case, _budget: Budget) -> list[dict[str, Any]]:
     """Measure the runs of a case, which take turns, and predict each in all ways."""
     found, costs = plan(case, bench.options(case))
     known = problems(bench, costs)
     rows = []
     with ExitStack() as stack:
         ways: dict[Placement, tuple[str, Way]] = {}
-        for placement, name in contenders(costs, splits).items():
+        for placement, name in contenders(costs, bench.parsed.splits).items():
             chosen = bench.options(case, fixed=fixed(found, costs, placement))
             try:
                 ways[placement] = name, stack.enter_context(loaded(case, chosen))
             except Exception as error:  # one plan that fails must not end a run of hours
                 print(f"{case.key}, {name}: {error}", file=sys.stderr)
         seconds = bench.seconds * len(ways)
-        times = take_turns([way for _, way in ways.values()], seconds, bench.clock)
+        with turn():
+            times = take_turns([way for _, way in ways.values()], seconds, bench.clock)
     for (placement, (name, _)), own in zip(ways.items(), times, strict=True):
         predicted = {source: total(p, SECONDS, placement) for source, p in known.items()}
         row = describe(case, name, statistics.median(own), predicted)
         rows.append({**row, "devices": len(set(placement))})
-        show(rows[-1])
     return rows
 
 
@@ -168,15 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", type=int, default=0, help="random cuts for each model")
     parsed = parser.parse_args(arguments)
     results: list[dict[str, Any]] = []
-    with prepare(parsed, BATCHES) as bench:
+    with prepare(parsed, BATCHES, __file__, arguments) as bench:
         print(FORM.format("case", "plan", "run ms", *SOURCES))
-        for case in bench.cases:
-            if bench.budget.left() < 0:
-                print(f"{case.key} is left out: no time for it", file=sys.stderr)
-                continue
-            results += judge(bench, case, parsed.splits)
-            if results:
-                bench.save(results, median_errors=summarize(results))
+        for rows in bench.judge_all(judge):
+            results += rows
+            for row in rows:
+                show(row)
+            bench.save(results, median_errors=summarize(results))
     print(f"median errors of {len(results)} runs")
     for name, error in summarize(results).items():
         print(f"  {name}: {error:.1%}")

@@ -2,7 +2,7 @@
 
     python benchmarks/regret.py               all models, batch 1, 8, 32, two halves of the CPU
     python benchmarks/regret.py --target llvm --target cuda:sm_90 --target opencl \\
-        --model squeezenet --model resnet50 --budget 500 --output regret.json
+        --jobs 8 --model squeezenet --model resnet50 --budget 500 --output regret.json
     python benchmarks/regret.py --model mtcnn-rnet --batch 1 --plans 4 --clock cpu
 
 Costs of every group are measured on this machine first. Then the chosen plan meets others:
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -42,6 +41,7 @@ from placing import (
     simple_placements,
     take_turns,
 )
+from turns import turn
 
 from hybridc.placement.decide import Costs
 from hybridc.placement.plan_file import PlanFile
@@ -75,10 +75,10 @@ def contenders(costs: Costs, plans: int, seed: int = 0) -> dict[Placement, str]:
     return found
 
 
-def compare(bench: Bench, case: Case, plans: int, budget: Budget) -> dict[str, Any]:
-    """Let the chosen plan of a case meet all others that there is time for."""
+def compare(bench: Bench, case: Case, budget: Budget) -> list[dict[str, Any]]:
+    """Let the chosen plan of a case meet all others that there is time for; gives one result."""
     found, costs = plan(case, bench.options(case))
-    field = contenders(costs, plans)
+    field = contenders(costs, bench.parsed.plans)
     first, *others = field
     rows = []
     with loaded(case, bench.options(case, fixed=fixed(found, costs, first))) as chosen:
@@ -88,14 +88,13 @@ def compare(bench: Bench, case: Case, plans: int, budget: Budget) -> dict[str, A
                 continue
             row = meet(bench, case, (found, costs), placement, chosen, bench.seconds)
             rows.append({"plan": field[placement], **row})
-            show(case, rows[-1])
         best = max((r for r in rows if "ratio" in r), key=lambda r: r["ratio"], default=None)
         if best is not None and best["ratio"] > 1:
             placement = next(p for p, name in field.items() if name == best["plan"])
             again = meet(bench, case, (found, costs), placement, chosen, 3 * bench.seconds)
             best["first ratio"], best["ratio"] = best["ratio"], again.get("ratio", best["ratio"])
     regret = max([1.0, *(row["ratio"] for row in rows if "ratio" in row)])
-    return {
+    result = {
         "model": case.name,
         "batch": case.batch,
         "chosen": field[first],
@@ -105,6 +104,7 @@ def compare(bench: Bench, case: Case, plans: int, budget: Budget) -> dict[str, A
         "left out": len(others) - len(rows),
         "plans": rows,
     }
+    return [result]
 
 
 def count_devices(found: PlanFile) -> dict[str, int]:
@@ -130,18 +130,25 @@ def meet(
             way = stack.enter_context(loaded(case, others))
             if not agree(chosen.results, way.results):
                 return {**row, "fails": "it gives other results"}
-            own, other = take_turns((chosen, way), seconds, bench.clock)
+            with turn():
+                own, other = take_turns((chosen, way), seconds, bench.clock)
     except Exception as error:  # one plan that fails must not end a run of hours
         return {**row, "fails": (str(error).splitlines() or [type(error).__name__])[0]}
     times = {"chosen_ms": statistics.median(own) * 1e3, "ms": statistics.median(other) * 1e3}
     return {**row, **times, "ratio": ratio(own, other)}
 
 
-def show(case: Case, row: Mapping[str, Any]) -> None:
-    texts = [row.get("fails", "")[:12], ""]
-    if "ratio" in row:
-        texts = [f"{row['ms']:.3f}", f"{row['ratio']:.2f}"]
-    print(FORM.format(case.key, row["plan"][:20], f"{row['predicted_ms']:.3f}", *texts), flush=True)
+def show(result: Mapping[str, Any]) -> None:
+    """Print what was found of a case."""
+    key = f"{result['model']}, batch {result['batch']}"
+    for row in result["plans"]:
+        texts = [row.get("fails", "")[:12], ""]
+        if "ratio" in row:
+            texts = [f"{row['ms']:.3f}", f"{row['ratio']:.2f}"]
+        print(FORM.format(key, row["plan"][:20], f"{row['predicted_ms']:.3f}", *texts))
+    note = f", {result['left out']} random plans left out" if result["left out"] else ""
+    where = ", ".join(f"{name} {n}" for name, n in result["groups by device"].items())
+    print(f"{key}: regret {result['regret']:.2f}; chosen: {where}{note}", flush=True)
 
 
 def summarize(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -161,18 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plans", type=int, default=20, help="random plans for each case")
     parsed = parser.parse_args(arguments)
     results: list[dict[str, Any]] = []
-    with prepare(parsed, BATCHES) as bench:
+    with prepare(parsed, BATCHES, __file__, arguments) as bench:
         print(FORM.format("case", "plan", "predicted ms", "measured ms", "ratio"))
-        for number, case in enumerate(bench.cases):
-            if bench.budget.left() < 0:
-                print(f"{case.key} is left out: no time for it", file=sys.stderr)
-                continue
-            share = bench.budget.share(len(bench.cases) - number)
-            result = compare(bench, case, parsed.plans, share)
-            results.append(result)
-            note = f", {result['left out']} random plans left out" if result["left out"] else ""
-            where = ", ".join(f"{name} {n}" for name, n in result["groups by device"].items())
-            print(f"{case.key}: regret {result['regret']:.2f}; chosen: {where}{note}", flush=True)
+        for found in bench.judge_all(compare):
+            results += found
+            show(found[0])
             bench.save(results, **summarize(results))
     if results:
         print("; ".join(f"{name} {value:.4g}" for name, value in summarize(results).items()))

@@ -22,17 +22,11 @@ Needs a GPU, hybridc[compiler], torch, torchvision, transformers and onnxscript.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
-import os
-import queue
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -40,11 +34,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from turns import run_all, turn
+
 MODELS = ("resnet50", "squeezenet1_0", "mobilenet_v2", "bert")
 PRECISIONS = ("fp32", "tf32", "fp16")
 MODES = ("eager", "reduce-overhead", "max-autotune")
 TOKENS, WIDTH = 128, 768
-READY = "ready to measure"
 
 Engine: TypeAlias = Callable[[], Any]
 Case: TypeAlias = tuple[str, int, str]
@@ -136,7 +133,7 @@ def _calls(engine: Engine) -> int:
 
 
 def measure(name: str, batch: int, precision: str, modes: list[str], rounds: int) -> dict[str, Any]:
-    """Medians and ratios of one model at one batch; waits for a line of input to measure."""
+    """Medians and ratios of one model at one batch."""
     import torch
 
     tf32 = precision == "tf32"
@@ -153,9 +150,8 @@ def measure(name: str, batch: int, precision: str, modes: list[str], rounds: int
         engines |= {mode: torch_engine(model, example, mode) for mode in modes}
         scale = np.abs(expected).max()
         errors = {n: float(np.abs(e() - expected).max() / scale) for n, e in engines.items()}
-        print(READY, flush=True)
-        input()
-        times = time_rounds(engines, rounds)
+        with turn():
+            times = time_rounds(engines, rounds)
     ratios = {
         mode: statistics.median(a / b for a, b in zip(times[mode], times["hybridc"], strict=True))
         for mode in modes
@@ -165,90 +161,36 @@ def measure(name: str, batch: int, precision: str, modes: list[str], rounds: int
     return {**found, "ms": medians, "ratios": ratios, "errors": errors}
 
 
-def start(case: Case, modes: list[str], rounds: int) -> subprocess.Popen[str]:
-    """A process that measures one case."""
+def command_of(case: Case, modes: list[str], rounds: int) -> list[str]:
+    """The command line that measures one case."""
     name, batch, precision = case
     command = [sys.executable, __file__, "--one", "--model", name, "--batch", str(batch)]
     command += ["--precision", precision, "--rounds", str(rounds)]
-    command += [word for mode in modes for word in ("--mode", mode)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command,
-        stdin=pipe,
-        stdout=pipe,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    return command + [word for mode in modes for word in ("--mode", mode)]
 
 
-def finish(case: Case, process: subprocess.Popen[str], text: str) -> Any:
-    """The measurements of a process that is ready; ``None`` if it failed."""
-    output, _ = process.communicate("\n")
-    if process.returncode:
-        print(f"{case} failed: {(text + output)[-1500:]}", flush=True)
-        return None
-    row = json.loads(output.splitlines()[-1])
+def show(row: dict[str, Any]) -> None:
+    """Print the measurements of a case."""
     times = "  ".join(f"{engine} {ms:.3f} ms" for engine, ms in row["ms"].items())
     ratios = "  ".join(f"{mode} {ratio:.2f}" for mode, ratio in row["ratios"].items())
     errors = "  ".join(f"{engine} {error:.1e}" for engine, error in row["errors"].items())
-    name, batch, precision = case
     print(
-        f"{name:13} batch {batch:2} {precision}  {times}  ratios: {ratios}  errors: {errors}",
+        f"{row['model']:13} batch {row['batch']:2} {row['precision']}  {times}  ratios: {ratios}  "
+        f"errors: {errors}",
         flush=True,
     )
-    return row
-
-
-def wait_until_ready(process: subprocess.Popen[str]) -> str:
-    """What a process prints until it is ready, or ends."""
-    lines = []
-    for line in process.stdout or ():
-        if line.strip() == READY:
-            break
-        lines.append(line)
-    return "".join(lines)
 
 
 def measure_all(cases: Iterable[Case], modes: list[str], rounds: int, jobs: int) -> Iterator[Any]:
-    """Measurements of all cases that do not fail, in the order in which they are ready.
-
-    So many processes prepare at a time; while one measures, the others are stopped.
-    """
-    left, running = iter(cases), dict[Case, subprocess.Popen[str]]()
-    ready: queue.Queue[tuple[Case, str]] = queue.Queue()
-
-    def begin(case: Case) -> None:
-        running[case] = process = start(case, modes, rounds)
-        threading.Thread(target=lambda: ready.put((case, wait_until_ready(process)))).start()
-
-    try:
-        for case in itertools.islice(left, jobs):
-            begin(case)
-        while running:
-            case, text = ready.get()
-            with stopped(other for name, other in running.items() if name != case):
-                row = finish(case, running.pop(case), text)
-            if row is not None:
-                yield row
-            for following in itertools.islice(left, 1):
-                begin(following)
-    finally:
-        for process in running.values():
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def stopped(processes: Iterable[subprocess.Popen[str]]) -> Iterator[None]:
-    """Stop processes and what they started, for a time."""
-    alive = [process.pid for process in processes if process.poll() is None]
-    for pid in alive:
-        os.killpg(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in alive:
-            os.killpg(pid, signal.SIGCONT)
+    """Measurements of all cases that do not fail, in the order in which they are ready."""
+    commands = ((case, command_of(case, modes, rounds)) for case in cases)
+    for case, ended in run_all(commands, jobs):
+        if ended.code:
+            print(f"{case} failed: " + "\n".join(ended.lines)[-1500:], flush=True)
+            continue
+        row = json.loads(ended.lines[-1])
+        show(row)
+        yield row
 
 
 def main() -> None:

@@ -1,0 +1,95 @@
+"""Cases of a benchmark of plans in processes of their own, which prepare side by side.
+
+First one process for each model measures its groups in all batches, and one file takes all of that.
+Then one for each case judges plans by that file. See turns.py for who measures when.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turns import Ended, run_all
+
+ONLY_COSTS = "--only-costs"
+RESULTS = "results"
+"""Field of an output with the rows of a case."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a script is run for some of its cases.
+
+    Attributes:
+        script: Its path.
+        words: Its command line, without what says which cases, and where costs and results are.
+        jobs: Most processes at a time.
+    """
+
+    script: str
+    words: tuple[str, ...]
+    jobs: int
+
+    @classmethod
+    def of(cls, script: str, arguments: Sequence[str] | None) -> Spread:
+        """By the command line of the script for all cases; without one, that of this process."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        for name in ("--model", "--batch", "--costs", "--output", "--budget"):
+            parser.add_argument(name)
+        parser.add_argument(ONLY_COSTS, action="store_true")
+        parser.add_argument("--jobs", type=int, default=1)
+        own, words = parser.parse_known_args(arguments)
+        return cls(script, tuple(words), own.jobs)
+
+    def command(self, name: str, batches: Sequence[int], *more: str) -> list[str]:
+        """The command line for batches of a model."""
+        which = ["--model", name, *(w for batch in batches for w in ("--batch", str(batch)))]
+        return [sys.executable, self.script, *self.words, *which, *more]
+
+    def costs(self, cases: Sequence[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+        """Machine's files with the costs of cases, a name and a batch each; one for each model."""
+        with tempfile.TemporaryDirectory(prefix="hybridc-") as place:
+            batches: dict[str, list[int]] = {}
+            for name, batch in cases:
+                batches.setdefault(name, []).append(batch)
+            files = {name: Path(place) / f"{name}.json" for name in batches}
+            commands = (
+                (name, self.command(name, own, ONLY_COSTS, "--costs", str(files[name])))
+                for name, own in batches.items()
+            )
+            for name, ended in run_all(commands, self.jobs):
+                _tell_failure(name, ended)
+                if files[name].exists():
+                    yield json.loads(files[name].read_text())
+
+    def judge(
+        self, cases: Sequence[tuple[str, int]], costs: Path, seconds: float
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Results of cases by one machine's file.
+
+        Args:
+            cases: Each a name and a batch.
+            costs: The machine's file.
+            seconds: Time for a case; see ``--budget``.
+        """
+        with tempfile.TemporaryDirectory(prefix="hybridc-") as place:
+            files = {case: Path(place) / f"{case[0]}-{case[1]}.json" for case in cases}
+            more = ("--costs", str(costs), "--budget", str(seconds), "--output")
+            commands = (
+                (case, self.command(case[0], [case[1]], *more, str(files[case]))) for case in cases
+            )
+            for case, ended in run_all(commands, self.jobs):
+                _tell_failure(f"{case[0]}, batch {case[1]}", ended)
+                if files[case].exists():
+                    yield json.loads(files[case].read_text())[RESULTS]
+
+
+def _tell_failure(name: str, ended: Ended) -> None:
+    if ended.code:
+        print("\n".join((f"{name} failed:", *ended.lines[-9:])), file=sys.stderr)
