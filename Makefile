@@ -22,8 +22,9 @@ demo: system $(STAMP)  ## Read the text in a picture with two compiled models.
 test: system $(STAMP) $(ARM) $(TRITON) lint types  ## Lint, type-check, and run all tests.
 	HYBRIDC_KERNEL_CACHE=$(CURDIR)/.cache/kernels $(BIN)/python -m pytest -n 2 --dist worksteal
 
-nightly: $(STAMP)  ## All of ONNX's tests, ten thousand random graphs, and calls to a failing server.
+nightly: $(STAMP)  ## All of ONNX's tests, all models, 10,000 random graphs and calls to a failing server.
 	HYBRIDC_CONFORMANCE=all $(BIN)/python -m pytest -n 2 tests/conformance
+	HYBRIDC_REAL_MODELS=all $(BIN)/python -m pytest -n 2 tests/real
 	HYBRIDC_GRAPHS=10000 $(BIN)/python -m pytest tests/graphs
 	$(BIN)/python -m tests.remote.storm 10000
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hybridc.calibration.machine import Figure, MachineDevice
-from hybridc.calibration.passing import End, Passing
+from hybridc.calibration.passing import End, Passing, arriving, leaving
 from hybridc.calibration.profile import figure_of
 from hybridc.calibration.timing import Timing
 from hybridc.cost_models.device import DeviceProfile
@@ -125,7 +125,7 @@ def _waited_for(one: Measured, passing: Passing) -> Measured:
         return one
     count = min(end.parts)
     time = passing.there_and_back(end)
-    more = time.seconds - end.arriving(count) - end.leaving(count)
+    more = time.seconds - arriving(end.profile, count) - leaving(end.profile, count)
     arrival = max(0.0, end.profile.from_host.latency_seconds + min(more, 0.0))
     profile = dataclasses.replace(
         end.profile,

@@ -66,12 +66,6 @@ class ReadyKernel:
             self._call()
         synchronize(self.place)
 
-    def run_and_wait(self, count: int) -> None:
-        """Run so often, and wait for the device each time."""
-        for _ in range(count):
-            self._call()
-            synchronize(self.place)
-
     def _call(self) -> None:
         self._turn = (self._turn + 1) % len(self.trailing)
         self._function(*self.inputs, *self.trailing[self._turn])

@@ -2,8 +2,9 @@
 
 run       a run of one part that only waits: inputs are checked, outputs handed out, and if the CPU
           is shared out, the way to the device's thread and back
-whole     a run of all of a model that a CPU device runs in one piece, less the run: its core may
-          sleep between two runs, and its caches with it
+whole     a run of all of a model that a device runs in one piece, less the run and all copies: its
+          core may sleep between two runs, and its caches with it; a GPU has nothing to do until the
+          first launch, and its last results are waited for
 device    a run of one small kernel on a device with memory of its own, less the run and the kernel:
           a call, both copies, and waiting where the result is read
 handoff   a run of two such kernels on two devices, one behind the other, less the run, both kernels
@@ -67,15 +68,17 @@ class End:
         """Whether it computes in the host's memory."""
         return self.profile.in_host_memory
 
-    def arriving(self, count: int) -> float:
-        """Seconds until a tensor of the host's is there."""
-        return self.profile.from_host.seconds(count) if self.profile.from_host else 0.0
 
-    def leaving(self, count: int) -> float:
-        """Seconds until a result of it is in the host's memory."""
-        if self.profile.to_host is None:
-            return 0.0
-        return self.profile.synchronize_seconds + self.profile.to_host.seconds(count)
+def arriving(profile: DeviceProfile, count: int) -> float:
+    """Seconds until a tensor of the host's, of so many bytes, is on a device."""
+    return profile.from_host.seconds(count) if profile.from_host else 0.0
+
+
+def leaving(profile: DeviceProfile, count: int) -> float:
+    """Seconds until a result of a device, of so many bytes, is in the host's memory."""
+    if profile.to_host is None:
+        return 0.0
+    return profile.synchronize_seconds + profile.to_host.seconds(count)
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,8 @@ class Passing:
         found = {}
         for count in sorted(set.intersection(*(set(end.parts) for end in ends))):
             parts: list[_Chained] = [ends[0].parts[count]]
-            known = self.run.seconds + ends[0].arriving(count) + ends[-1].leaving(count)
+            known = self.run.seconds
+            known += arriving(ends[0].profile, count) + leaving(ends[-1].profile, count)
             for pair in itertools.pairwise(ends):
                 cpu = next((end.name for end in pair if end.is_on_host), None)
                 if cpu is not None:
@@ -154,7 +158,7 @@ class Passing:
 
 @dataclass(frozen=True)
 class Whole:
-    """All of a model that a CPU device runs in one piece, as a model of its own.
+    """All of a model that a device runs in one piece, as a model of its own.
 
     It is timed several times, between other measurements: neighbors on the machine, or heat, may
     slow all of it down for seconds.
@@ -170,6 +174,22 @@ class Whole:
     model: Model
     feeds: Mapping[str, Any]
     times: list[Timing] = field(default_factory=list)
+
+    def time(self, profile: DeviceProfile, run: Timing) -> Timing:
+        """What its groups take together, by all runs so far; there must be some.
+
+        Args:
+            profile: Of its device: what copies take.
+            run: What a run takes beside its parts.
+        """
+        copies = sum(arriving(profile, array.nbytes) for array in self.feeds.values())
+        copies += sum(leaving(profile, _bytes(spec)) for spec in self.model.outputs)
+        return pooled(self.times).without(run.seconds + copies)
+
+
+def _bytes(spec: TensorSpec) -> int:
+    """Bytes of a tensor of known size."""
+    return make_inputs([spec], {}, 0)[spec.name].nbytes
 
 
 def whole_of(manifest: Manifest, kernel: Kernel, part: LoadedPart) -> Whole:

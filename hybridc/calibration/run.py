@@ -3,8 +3,8 @@
     call      a part that computes nothing: what every call of a part takes
     launch    one of a chain of kernels that compute next to nothing, less a call
     kernel    a group, less a call and changes of layout at its borders, and no less than a launch
-    whole     all of a model that runs in one piece: what its groups take more or less there; on a
-              CPU by runs of the loader, between the measurements of the devices
+    whole     all of a model that runs in one piece: what its groups take more or less there; by
+              runs of the loader, between the measurements of the devices
     copy      tensors of several sizes to a device's memory and back: latency and bandwidth
     handoff   from each device to each other; see :mod:`hybridc.calibration.handoffs`
 
@@ -43,7 +43,7 @@ from hybridc.calibration.record import (
     Kernel,
     from_json,
 )
-from hybridc.calibration.timing import Clock, Timing, measure, pooled
+from hybridc.calibration.timing import Clock, Timing, measure
 from hybridc.calibration.wholes import Row, correct
 from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.measured import Code as MeasuredCode
@@ -56,7 +56,7 @@ from hybridc.runtime.machine import why_not
 from hybridc.runtime.parts import CompiledPart, LoadedPart, load_part
 from hybridc.runtime.tensors import HOST, Place, copy, move, synchronize, to_tensor
 from hybridc.runtime.threads import Cores, available_cores, use_threads
-from hybridc.runtime.workers import cores_of, is_cpu
+from hybridc.runtime.workers import cores_of
 
 DEFAULT_SECONDS = 0.5
 """Time after which a kernel whose figure does not rest is left as it is."""
@@ -201,7 +201,7 @@ def _measure_device(
     own = [
         kernel
         for kernel in session.calibration.kernels
-        if kernel.code == number and (kernel.purpose != WHOLE or not is_cpu(spec))
+        if kernel.code == number and kernel.purpose != WHOLE
     ]
     timed: list[_Timed] = []
     for index, kernel in enumerate(own):
@@ -215,12 +215,8 @@ def _measure_device(
     copies = _copies(place, session) if place != HOST else None
     profile, figures = make_profile(spec, cores, kernels, copies)
     end = _end(spec, profile, timed, kernels)
-    waiting = _waiting(timed, end)
-    wholes = [
-        (one.kernel, one.time.without(waiting)) for one in timed if one.kernel.purpose == WHOLE
-    ]
     device = MachineDevice(code.kind, code.specification, cores, profile, figures, ())
-    return _Result(Measured(device, end, _layout_per_byte(timed)), kernels.own, wholes)
+    return _Result(Measured(device, end, _layout_per_byte(timed)), kernels.own)
 
 
 @dataclass(frozen=True)
@@ -230,18 +226,14 @@ class _Result:
     Attributes:
         measured: The device, without times of kernels.
         own: Kernels with their times alone.
-        wholes: Wholes with their times, if they were measured there and then.
     """
 
     measured: Measured
     own: Sequence[Row]
-    wholes: Sequence[Row]
 
 
 def _wholes(session: _Session, spec: DeviceSpec, code: Code, stack: ExitStack) -> list[Whole]:
-    """The wholes of a CPU device, loaded until the stack is left."""
-    if not is_cpu(spec):
-        return []
+    """The wholes of a device, loaded until the stack is left."""
     number = session.calibration.codes.index(code)
     found = []
     for kernel in session.calibration.kernels:
@@ -278,8 +270,8 @@ def _in_place(
     run: Timing,
 ) -> MachineDevice:
     """A device with the times of its kernels as in their models, beside what a run takes."""
-    timed = [(one.kernel, pooled(one.times).without(run.seconds)) for one in wholes if one.times]
-    corrected, ratios = correct(result.own, [*result.wholes, *timed])
+    timed = [(one.kernel, one.time(device.profile, run)) for one in wholes if one.times]
+    corrected, ratios = correct(result.own, timed)
     made_by = MeasuredCode(device.kind, device.specification, session.calibration.versions)
     measurements = tuple(
         Measurement(kernel.work, made_by, time.seconds, time.spread, time.runs)
@@ -300,10 +292,9 @@ class _Timed:
     Attributes:
         kernel: What it is.
         place: Where it runs.
-        time: Of one run, the device being waited for at the end of many; of a whole each time.
+        time: Of one run, the device being waited for at the end of many.
         layout: How much of that changes layouts at its borders.
         part: It itself, if it may pass tensors on in other measurements.
-        waited: Its time if the device is waited for each time; likewise.
     """
 
     kernel: Kernel
@@ -311,19 +302,15 @@ class _Timed:
     time: Timing
     layout: float
     part: CompiledPart | None = None
-    waited: Timing | None = None
 
 
 def _time(session: _Session, spec: DeviceSpec, kernel: Kernel, threads: int) -> _Timed:
     loaded = _load(session, kernel, threads)
-    each = kernel.purpose == WHOLE
-    time = session.measure(loaded.run_and_wait if each else loaded.run)
-    found = _Timed(kernel, loaded.place, time, loaded.layout_seconds(session.clock))
-    part = loaded.part
+    time, layout, part = session.measure(loaded.run), loaded.layout_seconds(session.clock), None
     passes_on = kernel.purpose == BANDWIDTH and kernel.work.read_bytes in SIZES
-    if not passes_on or not isinstance(part, CompiledPart):
-        return found
-    return dataclasses.replace(found, part=part, waited=session.measure(loaded.run_and_wait))
+    if passes_on and isinstance(loaded.part, CompiledPart):
+        part = loaded.part
+    return _Timed(kernel, loaded.place, time, layout, part)
 
 
 def _end(
@@ -334,15 +321,6 @@ def _end(
     kept = {one.kernel.work.read_bytes: one for one in timed if one.part is not None}
     parts = {count: placed(one.part, spec.name) for count, one in kept.items() if one.part}
     return End(spec.name, profile, parts, {n: known[one.kernel.part] for n, one in kept.items()})
-
-
-def _waiting(timed: Sequence[_Timed], end: End) -> float:
-    """What a run of one part takes beside its kernels on a device that has to be waited for."""
-    kept = {one.kernel.work.read_bytes: one.waited for one in timed if one.waited is not None}
-    if end.is_on_host or not kept:
-        return 0.0
-    count = min(kept)
-    return kept[count].without(end.seconds[count]).seconds
 
 
 def _load(session: _Session, kernel: Kernel, threads: int) -> ReadyKernel:
@@ -371,7 +349,7 @@ def _without_calls(timed: Sequence[_Timed], run: Timing) -> Kernels:
     own = [
         (one.kernel, one.time.without(empty + one.layout, least))
         for one in timed
-        if one.kernel.purpose not in (CALL, LAUNCH, WHOLE)
+        if one.kernel.purpose not in (CALL, LAUNCH)
     ]
     return Kernels(call, launch, own, run)
 

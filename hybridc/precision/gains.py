@@ -1,9 +1,10 @@
 """Layers that 8-bit integers make no faster, so that they stay float.
 
 Integers pay where one instruction multiplies several bytes and adds the products up. A depthwise
-convolution adds up few: what it gains by that is less than rounding its results costs. On x86-64
-CPUs whose widest such instruction takes two numbers (AVX2 without VNNI) it is slower than in float,
-and so is the layer in front of it, which has to round for it.
+convolution adds up few: what it gains by that is less than rounding its results costs, and the
+layer in front of it has to round for it, too. So it is faster in float on x86-64 CPUs, as measured
+with AVX2 on Zen 3 and with VNNI and AMX on Sapphire Rapids: there PP-OCR's detector and recognizer
+of text take 1.1 and 1.5 times as long with these layers in int8.
 
 Their weights are few, so that they make a bundle hardly larger; :mod:`hybridc.precision.rounding`
 rounds them to 8 bits all the same.
@@ -30,7 +31,7 @@ def no_faster(model: onnx.ModelProto, devices: Sequence[Device]) -> tuple[str, .
         model: A model with names.
         devices: What it is compiled for.
     """
-    if not devices or not all(map(_has_only_pairs, devices)):
+    if not devices or not all(map(_is_x86_64, devices)):
         return ()
     layers = anchors_of(model)
     shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
@@ -39,14 +40,10 @@ def no_faster(model: onnx.ModelProto, devices: Sequence[Device]) -> tuple[str, .
     return slow if len(slow) < len(layers) else ()
 
 
-def _has_only_pairs(device: Device) -> bool:
-    """Whether a device is an x86-64 CPU that adds up two products in an instruction at most."""
+def _is_x86_64(device: Device) -> bool:
     from hybridc.targets.llvm.cpu import parse_cpu
 
-    if device.kind != "llvm":
-        return False
-    cpu = parse_cpu(device.specification)
-    return cpu.architecture == "x86_64" and not cpu.llvm_features & {"avx512vnni", "avxvnni"}
+    return device.kind == "llvm" and parse_cpu(device.specification).architecture == "x86_64"
 
 
 def _is_depthwise(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]]) -> bool:

@@ -1,10 +1,17 @@
 """Times of groups as in their model, out of times alone and of the whole."""
 
+import dataclasses
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hybridc.cost_models.device import DeviceProfile, MemoryLevel
 from hybridc.cost_models.group_work import GroupWork
+from hybridc.cost_models.link import Route
 
+from hybridc.bundle.manifest import TensorSpec
+from hybridc.calibration.passing import Whole
 from hybridc.calibration.record import GROUP, WHOLE, Kernel
 from hybridc.calibration.timing import Timing
 from hybridc.calibration.wholes import correct
@@ -52,3 +59,30 @@ def test_a_whole_whose_time_was_lost_says_nothing():
     kernel, time = whole("w", 2.0, ("a",))
     assert correct(own, [(kernel, time.without(3.0))]) == (own, ())
     assert seconds_of(correct(own, [(kernel, time.without(0.5))])[0]) == {"a": 1.5}
+
+
+CPU = DeviceProfile(
+    "cpu", "calibrated", "", {"float32": 1e9}, (MemoryLevel("memory", 10**9, 1e9),), 1e-6
+)
+GPU = dataclasses.replace(
+    CPU,
+    in_host_memory=False,
+    synchronize_seconds=1e-4,
+    from_host=Route(1e-5, 1e9),
+    to_host=Route(2e-5, 1e9),
+)
+RUN = Timing(5e-5, 0.1, 9)
+
+
+@pytest.mark.parametrize(
+    ("profile", "beside"),
+    [(CPU, 5e-5), (GPU, 5e-5 + 2 * (1e-5 + 4e-6) + (1e-4 + 2e-5 + 8e-6))],
+    ids=["in the host's memory", "with copies and waiting"],
+)
+def test_a_whole_is_the_median_of_its_runs_less_what_is_beside(profile, beside):
+    model = SimpleNamespace(outputs=(TensorSpec("y", "float32", (2, 1000)),))
+    feeds = {name: np.zeros(1000, np.float32) for name in "ab"}
+    times = [Timing(seconds, 0.1, 9) for seconds in (3e-3, 1e-3, 9e-3)]
+    time = Whole(whole("w", 0.0, ())[0], model, feeds, times).time(profile, RUN)
+    assert time.seconds == pytest.approx(3e-3 - beside)
+    assert time.runs == 27

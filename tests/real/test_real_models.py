@@ -1,6 +1,7 @@
 """Real models compile whole and agree with ONNX Runtime; the check is the compiler's own."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -28,6 +29,11 @@ CATALOG_MODELS = {
 }
 """Tolerance relative to an output's largest magnitude."""
 
+SLOW = {"bvlc_alexnet", "inception_v1", "vgg19", "zfnet512"}
+"""Models of many weights and few kinds of layers, which others have, too; for ``make nightly``."""
+
+EVERYTHING = os.environ.get("HYBRIDC_REAL_MODELS") == "all"
+
 
 def shapes_of(name):
     """``--shape`` for each input, as the catalog feeds it."""
@@ -35,7 +41,7 @@ def shapes_of(name):
     return tuple(f"{key}={'x'.join(map(str, feed['shape']))}" for key, feed in feeds.items())
 
 
-@pytest.mark.parametrize("name", LIGHT_MODELS)
+@pytest.mark.parametrize("name", [n for n in LIGHT_MODELS if EVERYTHING or n not in SLOW])
 def test_light_model(name, tmp_path):
     report = compile_to(tmp_path / "b", light_model(name), verify=True)
     assert report.notes == ()
