@@ -35,6 +35,9 @@ from hybridc.placement.solvers.one_device import prefer_one_device
 from hybridc.placement.solvers.stages import prefer_stages
 from hybridc.targets.protocol import Device
 
+MEASURED_SHARE = 0.9
+"""How much of a device's time has to be measured for the rest not to count."""
+
 Refused = Mapping[ir.Node, Mapping[Device, str]]
 """Why targets refused nodes, by node and device."""
 
@@ -241,19 +244,24 @@ def _solve(case: _Case, graph: CostGraph, hardware: Hardware) -> Costs:
         solution = prefer_stages(problem, solve(problem, case.request.seconds))
     except Infeasible as error:
         raise _over_budget(case, graph, hardware, error.proven) from error
-    if _is_measured(problem, graph, hardware):
+    if is_measured(problem, graph, hardware):
         solution = prefer_one_device(problem, solution, hardware.measured_handoffs())
     return Costs(graph, hardware, problem, solution)
 
 
-def _is_measured(problem: Problem, graph: CostGraph, hardware: Hardware) -> bool:
-    """Whether all that is computed was measured, on each device that may compute it."""
-    return all(
-        hardware.estimate(group.work, hardware.names[device]).source == MEASURED
+def is_measured(problem: Problem, graph: CostGraph, hardware: Hardware) -> bool:
+    """Whether what each device may compute was measured, but for a tenth of its time at most."""
+    groups = [
+        (group.work, allowed)
         for group, allowed in zip(graph.groups, problem.allowed, strict=True)
         if not group.work.is_view
-        for device in allowed
-    )
+    ]
+    for device, name in enumerate(hardware.names):
+        costs = [hardware.estimate(work, name) for work, allowed in groups if device in allowed]
+        known = sum(cost.seconds for cost in costs if cost.source == MEASURED)
+        if known < MEASURED_SHARE * sum(cost.seconds for cost in costs):
+            return False
+    return True
 
 
 def _problem(case: _Case, graph: CostGraph, hardware: Hardware, rules: Sequence[Rule]) -> Problem:
