@@ -4,8 +4,9 @@ weights      come from memory there: all of the model's have been read since thi
              run. So copies of them take turns, together as large as the weights of the model.
 activations  have just been written, so they are in caches, as they are here.
 layouts      are those that convolutions pass on among themselves. A group alone changes from
-             to the model's layout at its borders. The virtual machine tells when the kernels
-             that do so begin and end, and their time is noted apart.
+             and to the model's layout at its borders. The virtual machine tells when the kernels
+             that do so begin and end, and their time is noted apart; so is that of all others,
+             since of a small group with large borders nothing certain is left of a difference.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import tvm_ffi
 
 from hybridc.bundle.manifest import Manifest, PartSpec
-from hybridc.calibration.timing import Clock
+from hybridc.calibration.timing import Clock, Timing, timing_of
 from hybridc.runtime.arrays import make_inputs
 from hybridc.runtime.parts import CompiledPart, LoadedPart
 from hybridc.runtime.tensors import HOST, Place, move, synchronize, to_tensor
@@ -36,7 +37,10 @@ MOST_BYTES = 2**27
 _LAYOUT_WORDS = frozenset({"block", "unblock"})
 """In the names that the llvm target gives to kernels that change a tensor's layout."""
 
-_LAYOUT_RUNS = 9
+_BUILTIN = "vm.builtin."
+"""What instructions begin with that are no kernels."""
+
+_STEP_RUNS = 9
 
 
 @dataclass
@@ -70,20 +74,34 @@ class ReadyKernel:
         self._turn = (self._turn + 1) % len(self.trailing)
         self._function(*self.inputs, *self.trailing[self._turn])
 
-    def layout_seconds(self, clock: Clock = time.perf_counter) -> float:
-        """Median time of the kernels at its borders that only change a layout; 0 if it has none."""
+    def step_times(self, clock: Clock = time.perf_counter) -> Steps | None:
+        """Times of the kernels that change layouts at its borders; ``None`` if there are none."""
         if not isinstance(self.part, CompiledPart) or self.place != HOST:
-            return 0.0
-        machine, watch = self.part.machine(), _LayoutWatch(clock)
+            return None
+        machine, watch = self.part.machine(), _Watch(clock)
         machine["set_instrument"](tvm_ffi.convert(watch.step))
-        samples = []
-        for turn in range(_LAYOUT_RUNS):
-            watch.seconds = 0.0
+        layout, own = [], []
+        for turn in range(_STEP_RUNS):
+            watch.layout = watch.own = 0.0
             machine["main"](*self.inputs, *self.trailing[turn % len(self.trailing)])
-            samples.append(watch.seconds)
-            if not watch.seconds:
-                return 0.0
-        return statistics.median(samples)
+            layout.append(watch.layout)
+            own.append(watch.own)
+            if not watch.layout:
+                return None
+        return Steps(statistics.median(layout), timing_of(own))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Where the time of a group alone goes.
+
+    Attributes:
+        layout: Seconds of the kernels at its borders that only change a layout.
+        own: Time of its own kernels.
+    """
+
+    layout: float
+    own: Timing
 
 
 def ready(manifest: Manifest, spec: PartSpec, part: LoadedPart, footprint: int) -> ReadyKernel:
@@ -116,19 +134,24 @@ def _copies(weights: Sequence[Any], footprint: int) -> list[Any]:
 
 
 @dataclass
-class _LayoutWatch:
-    """Adds up the time of kernels that change a layout; a virtual machine tells of each."""
+class _Watch:
+    """Adds up times of kernels; a virtual machine tells of each."""
 
     clock: Clock
-    seconds: float = 0.0
+    layout: float = 0.0
+    own: float = 0.0
     _begins: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def step(self, _function: Any, name: str, is_before: bool, *_values: Any) -> int:
         """Note the begin or the end of an instruction; gives 0, which lets it run."""
-        if _LAYOUT_WORDS.isdisjoint(name.split("_")):
+        if name.startswith(_BUILTIN):
             return 0
         if is_before:
             self._begins[name].append(self.clock())
+            return 0
+        taken = self.clock() - self._begins[name].pop()
+        if _LAYOUT_WORDS.isdisjoint(name.split("_")):
+            self.own += taken
         else:
-            self.seconds += self.clock() - self._begins[name].pop()
+            self.layout += taken
         return 0

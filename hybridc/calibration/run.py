@@ -27,7 +27,7 @@ import hybridc
 from hybridc.bundle.manifest import DeviceSpec, Manifest, PartSpec
 from hybridc.bundle.read import Bundle, open_bundle
 from hybridc.calibration.handoffs import Measured, complete
-from hybridc.calibration.kernel import ReadyKernel, ready
+from hybridc.calibration.kernel import ReadyKernel, Steps, ready
 from hybridc.calibration.machine import SCHEMA, Machine, MachineDevice
 from hybridc.calibration.passing import SIZES, End, Passing, Whole, placed, whole_of
 from hybridc.calibration.profile import Copies, Kernels, figure_of, make_profile
@@ -64,6 +64,9 @@ DEFAULT_SECONDS = 0.5
 _COPIES = (2**12, 2**16, 2**20, 2**24, 2**26)
 """Bytes of the copies that are timed."""
 
+
+_MOST_LAYOUT = 0.5
+"""Share of changes of layout in a time above which the rest is timed by itself."""
 
 _Found = TypeVar("_Found")
 
@@ -293,24 +296,35 @@ class _Timed:
         kernel: What it is.
         place: Where it runs.
         time: Of one run, the device being waited for at the end of many.
-        layout: How much of that changes layouts at its borders.
+        steps: Where that goes, if it changes layouts at its borders.
         part: It itself, if it may pass tensors on in other measurements.
     """
 
     kernel: Kernel
     place: Place
     time: Timing
-    layout: float
+    steps: Steps | None
     part: CompiledPart | None = None
+
+    @property
+    def layout(self) -> float:
+        """Seconds that changes of layout at its borders take."""
+        return self.steps.layout if self.steps else 0.0
+
+    def alone(self, call: float, least: float) -> Timing:
+        """Its time without a call, and without changes of layout at its borders."""
+        if self.steps and self.steps.layout > _MOST_LAYOUT * self.time.seconds:
+            return self.steps.own
+        return self.time.without(call + self.layout, least)
 
 
 def _time(session: _Session, spec: DeviceSpec, kernel: Kernel, threads: int) -> _Timed:
     loaded = _load(session, kernel, threads)
-    time, layout, part = session.measure(loaded.run), loaded.layout_seconds(session.clock), None
+    time, steps, part = session.measure(loaded.run), loaded.step_times(session.clock), None
     passes_on = kernel.purpose == BANDWIDTH and kernel.work.read_bytes in SIZES
     if passes_on and isinstance(loaded.part, CompiledPart):
         part = loaded.part
-    return _Timed(kernel, loaded.place, time, layout, part)
+    return _Timed(kernel, loaded.place, time, steps, part)
 
 
 def _end(
@@ -347,7 +361,7 @@ def _without_calls(timed: Sequence[_Timed], run: Timing) -> Kernels:
     )
     least = launch.seconds if launch else 1e-9
     own = [
-        (one.kernel, one.time.without(empty + one.layout, least))
+        (one.kernel, one.alone(empty, least))
         for one in timed
         if one.kernel.purpose not in (CALL, LAUNCH)
     ]

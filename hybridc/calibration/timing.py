@@ -85,6 +85,11 @@ def pooled(times: Sequence[Timing]) -> Timing:
     return Timing(median, max(between, within), sum(time.runs for time in times))
 
 
+def timing_of(samples: Sequence[float], batch: int = 1) -> Timing:
+    """A time out of several samples, each the mean of a batch."""
+    return Timing(statistics.median(samples), _spread(samples), batch * len(samples))
+
+
 def measure(
     run: Callable[[int], None],
     limit: float,
@@ -108,8 +113,7 @@ def measure(
         seconds = (clock() - begin) / batch
         (samples.calm if taken() == before else samples.disturbed).append(seconds)
         count += 1
-    best = samples.best()
-    return Timing(statistics.median(best), _spread(best), batch * len(best))
+    return timing_of(samples.best(), batch)
 
 
 def _batch(run: Callable[[int], None], clock: Clock) -> int:

@@ -9,12 +9,13 @@ from hybridc.targets.registry import parse_targets
 
 from hybridc.calibration import kernel as kernels
 from hybridc.calibration import run
-from hybridc.calibration.kernel import ready
+from hybridc.calibration.kernel import Steps, ready
 from hybridc.calibration.passing import SIZES, End, Passing, placed
+from hybridc.calibration.timing import Timing
 from hybridc.compiler import Options, build, describe, part_files
 from hybridc.frontend.read import read_model
 from hybridc.runtime.parts import load_part
-from hybridc.runtime.tensors import to_tensor
+from hybridc.runtime.tensors import HOST, to_tensor
 from tests.models import make_model, node, save
 
 MEGABYTE = 2**20
@@ -64,9 +65,29 @@ def halves(tmp_path_factory):
 
 
 def test_layouts_at_borders_are_noted_apart(convolution, tmp_path):
-    assert ready(*convolution, 0).layout_seconds() > 0
+    steps = ready(*convolution, 0).step_times()
+    assert steps.layout > 0
+    assert steps.own.seconds > 0
     plain = make_model([node("Sigmoid", "x", "y", "n")], {"x": (8, 8)}, {"y": (8, 8)})
-    assert ready(*load(plain, tmp_path), 0).layout_seconds() == 0
+    assert ready(*load(plain, tmp_path), 0).step_times() is None
+
+
+def test_each_kernel_counts_where_it_belongs():
+    """Of a clock that goes on by one at each look; builtins of the machine are not looked at."""
+    watch = kernels._Watch(iter(range(100)).__next__)
+    for name in ("vm.builtin.alloc_storage", "block", "conv_relu", "unblock_add"):
+        for is_before in (True, False):
+            assert watch.step(None, name, is_before) == 0
+    assert (watch.layout, watch.own) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"), [(None, 8e-4), (3e-4, 5e-4), (6e-4, 1e-4), (2e-3, 1e-4)]
+)
+def test_a_small_group_with_large_borders_is_timed_by_its_own_kernels(layout, expected):
+    steps = None if layout is None else Steps(layout, Timing(1e-4, 0.1, 9))
+    timed = run._Timed(None, HOST, Timing(1e-3, 0.1, 9), steps)
+    assert timed.alone(2e-4, 1e-6).seconds == pytest.approx(expected)
 
 
 def test_weights_take_turns(convolution):
