@@ -25,7 +25,7 @@ from hybridc.bundle.manifest import TensorSpec
 from hybridc.bundle.storage import staging_folder
 from hybridc.bundle.tensors import Array
 from hybridc.bundle.write import check_destination, publish, storage_error
-from hybridc.compiler import DEFAULT_TOLERANCE, Options, Report, compile_model
+from hybridc.compiler import DEFAULT_TOLERANCE, Options, Report, compile_model, plan_model
 from hybridc.errors import AccuracyError, UsageError
 from hybridc.frontend.bind import bind_inputs
 from hybridc.frontend.read import read_model
@@ -34,10 +34,11 @@ from hybridc.lowering.ops import default_table
 from hybridc.passes.pipeline import run_passes
 from hybridc.passes.raise_opset import ensure_opset
 from hybridc.precision.budget import Budget, Outputs, relative_error
-from hybridc.precision.costs import predict
+from hybridc.precision.costs import PrecisionCost, predict, weight_bytes
 from hybridc.precision.curve import auto_notes, check_suffix, write_curve
 from hybridc.precision.gains import no_faster
 from hybridc.precision.half import BFLOAT16, FLOAT16, convert_floats
+from hybridc.precision.placed import place_precisions
 from hybridc.precision.quantize import (
     AUTO,
     BF16,
@@ -53,7 +54,7 @@ from hybridc.precision.quantize import (
 )
 from hybridc.precision.samples import FEW, Samples, load_samples, specs_of
 from hybridc.precision.search import Found, search
-from hybridc.precision.static import calibrate_model
+from hybridc.precision.static import Calibrated, calibrate_model
 from hybridc.precision.weights import quantize_tables, quantize_weights
 from hybridc.progress import Progress
 from hybridc.reference import open_session
@@ -261,12 +262,29 @@ def _searched(
     calibrated = calibrate_model(prepared.model, samples, wanted.method)
     fast = tuple(name for name in calibrated.anchors if name not in slow)
     calibrated = dataclasses.replace(calibrated, anchors=fast)  # rounding the others costs budget
-    device = options.devices[0]
-    cost = predict(prepared.model, calibrated.anchors, device, options.hardware)
-    found = search(calibrated, samples, wanted.budget, cost)
+    found = search(calibrated, samples, wanted.budget, _cost(prepared, calibrated, options))
     if not found.chosen:
         return prepared.model, found
     return calibrated.quantized(found.names), found
+
+
+def _cost(prepared: Prepared, calibrated: Calibrated, options: Options) -> PrecisionCost:
+    """What the layers cost: placed by cost if there are several devices to choose from."""
+    layers = calibrated.anchors
+    if len(options.devices) > 1:
+        with TemporaryDirectory(prefix="hybridc-") as folder:
+            path = Path(folder) / "model.onnx"
+            onnx.save(prepared.model, path)
+            sizes = {name: (size,) for name, size in prepared.dims.items()}
+            plain = dataclasses.replace(options, shapes=sizes, bindings={})
+            _, placed, _, _ = plan_model(read_model(path), plain)
+        costs = placed.decision.costs
+        if costs is not None:
+            devices = {device.name: device for device in options.devices}
+            known = (devices.get(name) for name in costs.hardware.names)
+            slow = [no_faster(prepared.model, (one,)) if one else () for one in known]
+            return place_precisions(costs, layers, slow, weight_bytes(prepared.model))
+    return predict(prepared.model, layers, options.devices[0], options.hardware)
 
 
 def _inner(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import onnx
 import onnx_ir as ir
@@ -22,6 +23,27 @@ USUAL_PROFILE = "zen3"
 
 INT8 = "int8"
 _WIDTHS = 4  # bytes of a float32 beside one of an int8
+
+
+class PrecisionCost(Protocol):
+    """What a model costs with some of its layers in int8."""
+
+    @property
+    def profile(self) -> str:
+        """What times are predicted for."""
+
+    def ranked(self, errors: Mapping[str, float]) -> dict[str, float]:
+        """Layers that int8 makes faster, the most worth their errors first; and what each saves.
+
+        Args:
+            errors: Of each layer in int8; seconds are returned.
+        """
+
+    def seconds_with(self, names: Collection[str]) -> float:
+        """Predicted time of a run with some layers in int8."""
+
+    def bytes_with(self, names: Collection[str]) -> int:
+        """Bytes of weights with some layers in int8."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +77,25 @@ class ModelCost:
     layers: dict[str, LayerCost]
     profile: str
 
+    def ranked(self, errors: Mapping[str, float]) -> dict[str, float]:
+        """Layers that int8 makes faster, the most worth their errors first; and what each saves.
+
+        Args:
+            errors: Of each layer in int8; seconds are returned.
+        """
+        saved = {name: self.layers[name].saved_seconds for name in errors}
+        useful = [name for name in saved if saved[name] > 0]
+        order = sorted(useful, key=lambda name: max(errors[name], 0.0) / saved[name])
+        return {name: saved[name] for name in order}
+
+    def seconds_with(self, names: Collection[str]) -> float:
+        """Predicted time of a run with some layers in int8."""
+        return self.seconds - sum(self.layers[name].saved_seconds for name in names)
+
+    def bytes_with(self, names: Collection[str]) -> int:
+        """Bytes of weights with some layers in int8."""
+        return self.bytes - sum(self.layers[name].saved_bytes for name in names)
+
 
 def predict(
     model: onnx.ModelProto, layers: Collection[str], device: Device, hardware: Hardware | None
@@ -76,13 +117,18 @@ def predict(
         total += seconds
         for node in group.nodes:
             if node.name in layers:
-                small = estimator.estimate(_in_int8(work)).seconds
+                small = estimator.estimate(in_int8(work)).seconds
                 saved = max(0.0, seconds - small)
-                found[str(node.name)] = LayerCost(seconds, saved, _saved_bytes(work))
-    weights = sum(
+                found[str(node.name)] = LayerCost(seconds, saved, saved_bytes(work))
+    return ModelCost(total, weight_bytes(model), found, estimator.profile.name)
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of a model's weights."""
+    graph = ir.from_proto(model).graph
+    return sum(
         value.const_value.nbytes for value in graph.initializers.values() if value.const_value
     )
-    return ModelCost(total, weights, found, estimator.profile.name)
 
 
 def _model_of(device: Device, hardware: Hardware | None) -> DeviceModel:
@@ -93,7 +139,7 @@ def _model_of(device: Device, hardware: Hardware | None) -> DeviceModel:
     return load_device(name, Code(device.kind, device.specification, {}))
 
 
-def _in_int8(work: GroupWork) -> GroupWork:
+def in_int8(work: GroupWork) -> GroupWork:
     """A group whose anchor computes on integers and whose tensors are a quarter as large."""
     first, *others = work.nodes
     return dataclasses.replace(
@@ -106,5 +152,6 @@ def _in_int8(work: GroupWork) -> GroupWork:
     )
 
 
-def _saved_bytes(work: GroupWork) -> int:
+def saved_bytes(work: GroupWork) -> int:
+    """Bytes of a group's weights that int8 saves."""
     return work.weight_bytes - work.weight_bytes // _WIDTHS

@@ -3,7 +3,8 @@
 Errors of layers in int8 are small and nearly independent, so they nearly add. That makes the choice
 a knapsack: each layer has a price, what it alone costs in accuracy, and a worth, the time that it
 is predicted to save. Layers are taken in the order of price over worth, which is the best choice
-for a sum but for the last layer. How many of them the budget allows is measured, not added up, by
+for a sum but for the last layer. On several devices the placement has a say in that order, see
+:mod:`hybridc.precision.placed`. How many of them the budget allows is measured, not added up, by
 halving. Errors do not quite add, and the next layer in the order may be one that does not fit where
 others behind it do. So these are tried one by one, too.
 
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridc.precision.budget import Budget
-from hybridc.precision.costs import ModelCost
+from hybridc.precision.costs import PrecisionCost
 from hybridc.precision.samples import Sample, Samples
 from hybridc.precision.static import Calibrated, sensitivities
 from hybridc.reference import open_session
@@ -106,7 +107,7 @@ class Found:
         return next(point for point in self.points if point.count == count)
 
 
-def search(calibrated: Calibrated, samples: Samples, budget: Budget, cost: ModelCost) -> Found:
+def search(calibrated: Calibrated, samples: Samples, budget: Budget, cost: PrecisionCost) -> Found:
     """Choose layers for int8.
 
     Args:
@@ -117,9 +118,8 @@ def search(calibrated: Calibrated, samples: Samples, budget: Budget, cost: Model
     """
     measured = _spread(samples, MEASURED)
     errors = sensitivities(calibrated, measured)
-    worth = {name: cost.layers[name].saved_seconds for name in calibrated.anchors}
-    useful = [name for name in calibrated.anchors if worth[name] > 0]
-    order = sorted(useful, key=lambda name: max(errors[name], 0.0) / worth[name])
+    worth = cost.ranked(errors)
+    order = list(worth)
     chosen = fitting(order, _checker(calibrated, _spread(samples, CHECKED), budget))
     order = [*chosen, *(name for name in order if name not in chosen)]
     return Found(
@@ -149,7 +149,7 @@ def _curve(
     calibrated: Calibrated,
     samples: Sequence[Sample],
     budget: Budget,
-    cost: ModelCost,
+    cost: PrecisionCost,
     order: Sequence[str],
     count: int,
 ) -> tuple[Point, ...]:
@@ -160,9 +160,7 @@ def _curve(
     def point(names: Sequence[str]) -> Point:
         run = open_session(calibrated.quantized(names).SerializeToString())
         value = budget.of(zip(before, map(run, samples), strict=True))
-        layers = [cost.layers[name] for name in names]
-        seconds = cost.seconds - sum(layer.saved_seconds for layer in layers)
-        size = cost.bytes - sum(layer.saved_bytes for layer in layers)
+        seconds, size = cost.seconds_with(names), cost.bytes_with(names)
         return Point(len(names), value, seconds, size, has_room(budget, value))
 
     grid = {round(len(order) * step / POINTS) for step in range(POINTS + 1)}
