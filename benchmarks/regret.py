@@ -94,17 +94,18 @@ def compare(bench: Bench, case: Case, budget: Budget) -> list[dict[str, Any]]:
             again = meet(bench, case, (found, costs), placement, chosen, 3 * bench.seconds)
             best["first ratio"], best["ratio"] = best["ratio"], again.get("ratio", best["ratio"])
     regret = max([1.0, *(row["ratio"] for row in rows if "ratio" in row)])
-    result = {
-        "model": case.name,
-        "batch": case.batch,
-        "chosen": field[first],
-        "groups by device": count_devices(found),
-        "predicted_ms": objective(costs.problem, first) * 1e3,
-        "regret": regret,
-        "left out": len(others) - len(rows),
-        "plans": rows,
-    }
-    return [result]
+    return [
+        {
+            "model": case.name,
+            "batch": case.batch,
+            "chosen": field[first],
+            "groups by device": count_devices(found),
+            "predicted_ms": objective(costs.problem, first) * 1e3,
+            "regret": regret,
+            "left out": len(others) - len(rows),
+            "plans": rows,
+        }
+    ]
 
 
 def count_devices(found: PlanFile) -> dict[str, int]:

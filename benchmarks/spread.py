@@ -10,12 +10,12 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turns import Ended, run_all
+from turns import run_all
 
 ONLY_COSTS = "--only-costs"
 RESULTS = "results"
@@ -54,19 +54,12 @@ class Spread:
 
     def costs(self, cases: Sequence[tuple[str, int]]) -> Iterator[dict[str, Any]]:
         """Machine's files with the costs of cases, a name and a batch each; one for each model."""
-        with tempfile.TemporaryDirectory(prefix="hybridc-") as place:
-            batches: dict[str, list[int]] = {}
-            for name, batch in cases:
-                batches.setdefault(name, []).append(batch)
-            files = {name: Path(place) / f"{name}.json" for name in batches}
-            commands = (
-                (name, self.command(name, own, ONLY_COSTS, "--costs", str(files[name])))
-                for name, own in batches.items()
-            )
-            for name, ended in run_all(commands, self.jobs):
-                _tell_failure(name, ended)
-                if files[name].exists():
-                    yield json.loads(files[name].read_text())
+        batches: dict[str, list[int]] = {}
+        for name, batch in cases:
+            batches.setdefault(name, []).append(batch)
+        yield from self._written(
+            {n: self.command(n, own, ONLY_COSTS, "--costs") for n, own in batches.items()}
+        )
 
     def judge(
         self, cases: Sequence[tuple[str, int]], costs: Path, seconds: float
@@ -78,18 +71,18 @@ class Spread:
             costs: The machine's file.
             seconds: Time for a case; see ``--budget``.
         """
+        more = ("--costs", str(costs), "--budget", str(seconds), "--output")
+        commands = {f"{n}, batch {batch}": self.command(n, [batch], *more) for n, batch in cases}
+        for found in self._written(commands):
+            yield found[RESULTS]
+
+    def _written(self, commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+        """What commands write as JSON to a file that each gets as its last word."""
         with tempfile.TemporaryDirectory(prefix="hybridc-") as place:
-            files = {case: Path(place) / f"{case[0]}-{case[1]}.json" for case in cases}
-            more = ("--costs", str(costs), "--budget", str(seconds), "--output")
-            commands = (
-                (case, self.command(case[0], [case[1]], *more, str(files[case]))) for case in cases
-            )
-            for case, ended in run_all(commands, self.jobs):
-                _tell_failure(f"{case[0]}, batch {case[1]}", ended)
-                if files[case].exists():
-                    yield json.loads(files[case].read_text())[RESULTS]
-
-
-def _tell_failure(name: str, ended: Ended) -> None:
-    if ended.code:
-        print("\n".join((f"{name} failed:", *ended.lines[-9:])), file=sys.stderr)
+            files = {name: Path(place) / f"{name}.json" for name in commands}
+            complete = ((name, [*words, str(files[name])]) for name, words in commands.items())
+            for name, ended in run_all(complete, self.jobs):
+                if ended.code:
+                    print("\n".join((f"{name} failed:", *ended.lines[-9:])), file=sys.stderr)
+                if files[name].exists():
+                    yield json.loads(files[name].read_text())

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from hybridc.bundle.dtypes import dtype_named
 from hybridc.bundle.manifest import Manifest, PartSpec, TensorSpec
 from hybridc.calibration.record import Kernel
 from hybridc.calibration.timing import Clock, Timing, measure, pooled
@@ -189,7 +191,7 @@ class Whole:
 
 def _bytes(spec: TensorSpec) -> int:
     """Bytes of a tensor of known size."""
-    return make_inputs([spec], {}, 0)[spec.name].nbytes
+    return math.prod(map(int, spec.shape)) * dtype_named(spec.dtype).itemsize
 
 
 def whole_of(manifest: Manifest, kernel: Kernel, part: LoadedPart) -> Whole:

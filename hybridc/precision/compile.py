@@ -275,16 +275,22 @@ def _cost(prepared: Prepared, calibrated: Calibrated, options: Options) -> Preci
         with TemporaryDirectory(prefix="hybridc-") as folder:
             path = Path(folder) / "model.onnx"
             onnx.save(prepared.model, path)
-            sizes = {name: (size,) for name, size in prepared.dims.items()}
-            plain = dataclasses.replace(options, shapes=sizes, bindings={})
-            _, placed, _, _ = plan_model(read_model(path), plain)
+            _, placed, _, _ = plan_model(read_model(path), _for_prepared(options, prepared))
         costs = placed.decision.costs
         if costs is not None:
             devices = {device.name: device for device in options.devices}
             known = (devices.get(name) for name in costs.hardware.names)
             slow = [no_faster(prepared.model, (one,)) if one else () for one in known]
-            return place_precisions(costs, layers, slow, weight_bytes(prepared.model))
+            return place_precisions(
+                costs, layers, slow, weight_bytes(ir.from_proto(prepared.model).graph)
+            )
     return predict(prepared.model, layers, options.devices[0], options.hardware)
+
+
+def _for_prepared(options: Options, prepared: Prepared) -> Options:
+    """Options for a model whose shapes and bindings are set already."""
+    sizes = {name: (size,) for name, size in prepared.dims.items()}
+    return dataclasses.replace(options, shapes=sizes, bindings={})
 
 
 def _inner(
@@ -311,13 +317,7 @@ def _inner(
     if not files:
         files = (folder / "sample.npz",)
         write_arrays(files[0], chosen)
-    return dataclasses.replace(
-        options,
-        shapes={name: (size,) for name, size in prepared.dims.items()},
-        bindings={},
-        samples=files,
-        tolerance=tolerance,
-    )
+    return dataclasses.replace(_for_prepared(options, prepared), samples=files, tolerance=tolerance)
 
 
 def _steadiest(

@@ -120,12 +120,11 @@ def predict(
                 small = estimator.estimate(in_int8(work)).seconds
                 saved = max(0.0, seconds - small)
                 found[str(node.name)] = LayerCost(seconds, saved, saved_bytes(work))
-    return ModelCost(total, weight_bytes(model), found, estimator.profile.name)
+    return ModelCost(total, weight_bytes(graph), found, estimator.profile.name)
 
 
-def weight_bytes(model: onnx.ModelProto) -> int:
-    """Bytes of a model's weights."""
-    graph = ir.from_proto(model).graph
+def weight_bytes(graph: ir.Graph) -> int:
+    """Bytes of a graph's weights."""
     return sum(
         value.const_value.nbytes for value in graph.initializers.values() if value.const_value
     )

@@ -82,15 +82,18 @@ class PlacedCost:
             errors: Of each layer in int8.
             price: Seconds that an error of 1 counts as.
         """
-        problem = self._priced(lambda name: price * errors[name])
+        problem = self._timed(lambda name, full, small: min(full, small + price * errors[name]))
         placement = solve(problem, SOLVE_SECONDS).placement
         saved = {name: self._saved(name, placement[group]) for name, group in self.layers.items()}
         return placement, {n: value for n, value in saved.items() if value > price * errors[n]}
 
     def seconds_with(self, names: Collection[str]) -> float:
         """Predicted time of a run with some layers in int8, placed for that."""
-        extra = {name: 0.0 if name in names else math.inf for name in self.layers}
-        problem = self._priced(extra.__getitem__, fixed=frozenset(names))
+
+        def time(name: str, full: float, small: float) -> float:
+            return small if name in names and math.isfinite(small) else full
+
+        problem = self._timed(time)
         return objective(problem, solve(problem, SOLVE_SECONDS).placement)
 
     def bytes_with(self, names: Collection[str]) -> int:
@@ -114,24 +117,14 @@ class PlacedCost:
         step = max(1, math.ceil(len(ratios) / PRICES))
         return [*(ratio * _BELOW for ratio in ratios[step - 1 :: step]), 0.0]
 
-    def _priced(
-        self, extra: Callable[[str], float], fixed: Collection[str] = frozenset()
-    ) -> Problem:
-        """The problem where a layer may be in int8 for something extra; some have to be."""
+    def _timed(self, time: Callable[[str, float, float], float]) -> Problem:
+        """The problem with other times for layers, made of those in fp32 and in int8."""
         rows = list(self._full)
         for name, group in self.layers.items():
-            more = extra(name)
             pairs = zip(rows[group], self.int8[group], strict=True)
-            rows[group] = tuple(_least(full, small, more, name in fixed) for full, small in pairs)
+            rows[group] = tuple(time(name, full, small) for full, small in pairs)
         seconds = dataclasses.replace(self.problem.figures[SECONDS], groups=tuple(rows))
         return dataclasses.replace(self.problem, figures={SECONDS: seconds})
-
-
-def _least(full: float, small: float, more: float, has_to: bool) -> float:
-    """A group's time; one that has to be in int8 where that does not pay takes fp32's there."""
-    if has_to:
-        return small if math.isfinite(small) else full
-    return min(full, small + more)
 
 
 def place_precisions(

@@ -4,20 +4,13 @@ import dataclasses
 import itertools
 
 import pytest
-from hybridc.cost_models.device import DeviceProfile, MemoryLevel
-from hybridc.cost_models.link import Route
 
 from hybridc.calibration.handoffs import Measured, complete, fit_route, split_of
 from hybridc.calibration.machine import MachineDevice
 from hybridc.calibration.passing import End
 from hybridc.calibration.timing import Timing
+from tests.calibration.devices import CPU, GPU
 
-CPU = DeviceProfile(
-    "cpu", "calibrated", "", {"float32": 1e9}, (MemoryLevel("memory", 10**9, 1e9),), 1e-6
-)
-GPU = dataclasses.replace(
-    CPU, in_host_memory=False, to_host=Route(1e-5, 1e9), from_host=Route(2e-5, 1e9)
-)
 SIZES = (1000, 10**6)
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hybridc.cost_models.device import DeviceProfile, MemoryLevel
 from hybridc.cost_models.group_work import GroupWork
 from hybridc.cost_models.link import Route
 
@@ -15,6 +14,7 @@ from hybridc.calibration.passing import Whole
 from hybridc.calibration.record import GROUP, WHOLE, Kernel
 from hybridc.calibration.timing import Timing
 from hybridc.calibration.wholes import correct
+from tests.calibration.devices import CPU, GPU
 
 
 def group(name, seconds):
@@ -61,22 +61,15 @@ def test_a_whole_whose_time_was_lost_says_nothing():
     assert seconds_of(correct(own, [(kernel, time.without(0.5))])[0]) == {"a": 1.5}
 
 
-CPU = DeviceProfile(
-    "cpu", "calibrated", "", {"float32": 1e9}, (MemoryLevel("memory", 10**9, 1e9),), 1e-6
-)
-GPU = dataclasses.replace(
-    CPU,
-    in_host_memory=False,
-    synchronize_seconds=1e-4,
-    from_host=Route(1e-5, 1e9),
-    to_host=Route(2e-5, 1e9),
+WAITED_FOR = dataclasses.replace(
+    GPU, synchronize_seconds=1e-4, from_host=Route(1e-5, 1e9), to_host=Route(2e-5, 1e9)
 )
 RUN = Timing(5e-5, 0.1, 9)
 
 
 @pytest.mark.parametrize(
     ("profile", "beside"),
-    [(CPU, 5e-5), (GPU, 5e-5 + 2 * (1e-5 + 4e-6) + (1e-4 + 2e-5 + 8e-6))],
+    [(CPU, 5e-5), (WAITED_FOR, 5e-5 + 2 * (1e-5 + 4e-6) + (1e-4 + 2e-5 + 8e-6))],
     ids=["in the host's memory", "with copies and waiting"],
 )
 def test_a_whole_is_the_median_of_its_runs_less_what_is_beside(profile, beside):

@@ -118,20 +118,25 @@ def test_the_curve_as_texts(found):
     assert len(circles) == 2 * len(result.points)
 
 
-def test_a_compile(tmp_path):
-    model = save(network(), tmp_path / "network.onnx")
-    data, output = write_samples(tmp_path / "data", samples(12)), tmp_path / "bundle"
-    curve = tmp_path / "curve.json"
+def compile_under_budget(folder, *options):
+    """What a compile of the network prints that keeps its budget, and the curve that it writes."""
+    model = save(network(), folder / "network.onnx")
+    data, output = write_samples(folder / "data", samples(12)), folder / "bundle"
+    curve = folder / "curve.json"
     outcome = hybridc(
         "compile", model, "-o", output, "--precision", "auto", "--calibration", data,
-        "--accuracy-budget", "relative=0.01", "--trade-off", curve,
+        "--accuracy-budget", "relative=0.01", "--trade-off", curve, *options,
     )  # fmt: skip
     assert outcome.code == 0, outcome.stderr
     assert "relative <= 0.01 is kept" in outcome.stdout
-    written = json.loads(curve.read_text())
+    return outcome.stdout, json.loads(curve.read_text())
+
+
+def test_a_compile(tmp_path):
+    printed, written = compile_under_budget(tmp_path)
     for layer in written["layers"]:
         stays = f"{layer['name']} stays fp32: {layer['reason']}"
-        assert (stays in outcome.stdout) == (layer["precision"] == "fp32")
+        assert (stays in printed) == (layer["precision"] == "fp32")
 
 
 AUTO = ("--precision", "auto", "--calibration", "{data}", "--accuracy-budget", "cosine=0.9")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 import random
 
@@ -12,11 +11,8 @@ from hypothesis import strategies as st
 
 from hybridc.placement.problem import HOST, SECONDS, Figure, Problem, Tensor, Way, objective
 from hybridc.precision.placed import PlacedCost
-from tests.models import save
 from tests.placement.solvers.problems import placements, problems
-from tests.precision.data import write_samples
-from tests.precision.test_auto import network, samples
-from tests.support import hybridc
+from tests.precision.test_auto import compile_under_budget
 
 SETTINGS = settings(deadline=None, max_examples=40)
 
@@ -123,18 +119,9 @@ def test_a_layer_that_int8_makes_no_faster_where_it_runs_stays_fp32():
 
 
 def test_a_compile_for_two_devices(tmp_path):
-    model = save(network(), tmp_path / "network.onnx")
-    data, output = write_samples(tmp_path / "data", samples(12)), tmp_path / "bundle"
-    curve = tmp_path / "curve.json"
-    outcome = hybridc(
-        "compile", model, "-o", output, "--precision", "auto", "--calibration", data,
-        "--target", "llvm:0", "--target", "llvm:1", "--profile", "llvm:0=zen3",
-        "--profile", "llvm:1=sapphire-rapids", "--accuracy-budget", "relative=0.01",
-        "--trade-off", curve,
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.stderr
-    assert "relative <= 0.01 is kept" in outcome.stdout
-    written = json.loads(curve.read_text())
+    targets = ("--target", "llvm:0", "--target", "llvm:1")
+    profiles = ("--profile", "llvm:0=zen3", "--profile", "llvm:1=sapphire-rapids")
+    _, written = compile_under_budget(tmp_path, *targets, *profiles)
     assert written["profile"].startswith("llvm:0, llvm:1")
     assert written["chosen"] > 0
     times = [point["seconds"] for point in written["points"]]
