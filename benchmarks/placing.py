@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from turns import turn
 
 import hybridc
 from hybridc.calibration.build import ModelRequest, build_calibration
+from hybridc.calibration.known import read_known
 from hybridc.calibration.machine import to_json
 from hybridc.calibration.run import run_calibration
 from hybridc.compiler import Options, build, load_built, plan_model
@@ -48,6 +49,9 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 ROUNDS = 11
 """Turns of each plan in a comparison."""
+
+FEWEST_ROUNDS = 3
+"""The same where they take several times as long as a comparison should."""
 
 PAUSE = 0.02
 """Seconds before a turn, after which idle threads of the plan before do not spin any more."""
@@ -92,16 +96,22 @@ def find_cases(names: Iterable[str], batch: int = 1) -> list[Case]:
 
 
 def calibrate(
-    cases: Sequence[Case], targets: Sequence[str], seconds: float, clock: str, file: Path
+    case: Case | None, targets: Sequence[str], seconds: float, clock: str, file: Path
 ) -> None:
-    """Measure the groups of all models on some devices of this machine, into a machine's file."""
-    requests = [ModelRequest(case.path, parse_shapes(case.shapes)) for case in cases]
+    """Measure the groups of a case on some devices of this machine, and add them to its file.
+
+    Without a case the machine itself is measured, into a new file.
+    """
+    requests = [ModelRequest(case.path, parse_shapes(case.shapes))] if case else []
     with tempfile.TemporaryDirectory(prefix="hybridc-") as folder:
         bundle = Path(folder) / "calibration"
         build_calibration(bundle, parse_targets(targets), requests)
         with turn():
-            machine = run_calibration(bundle, seconds, clock=CLOCKS[clock])
-        file.write_text(to_json(machine))
+            known = read_known(file) if case else None
+            machine = run_calibration(bundle, seconds, clock=CLOCKS[clock], known=known)
+        found = known.with_more(machine) if known else asdict(machine)
+        cases = [*found.get(CASES, []), *([case.key] if case else [])]
+        file.write_text(to_json({**found, CASES: cases}))
 
 
 def without(file: Path, signatures: set[str], output: Path) -> None:
@@ -177,15 +187,16 @@ def take_turns(ways: Sequence[Way], seconds: float, clock: str) -> list[list[flo
             machine that others use too, for devices of one core each, one at work at a time.
     """
     now = CLOCKS[clock]
-    counts = []
+    taken = []
     for way in ways:
-        way.call(2)
+        way.call(1)
         begin = now()
         way.call(1)
-        taken = max(now() - begin, 1e-6)
-        counts.append(max(1, int(seconds / ROUNDS / len(ways) / taken)))
+        taken.append(max(now() - begin, 1e-6))
+    counts = [max(1, int(seconds / ROUNDS / len(ways) / one)) for one in taken]
+    rounds = min(ROUNDS, max(FEWEST_ROUNDS, int(4 * seconds / sum(taken))))
     times: list[list[float]] = [[] for _ in ways]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for own, way, count in zip(times, ways, counts, strict=True):
             time.sleep(PAUSE)
             way.call(1)
@@ -230,34 +241,32 @@ class Budget:
 
 
 def collect(
-    cases: Sequence[Case], targets: Sequence[str], parsed: argparse.Namespace, budget: Budget
-) -> Iterator[dict[str, Any]]:
-    """Machine's files with the groups of cases, of one model after the other.
+    cases: Sequence[Case],
+    targets: Sequence[str],
+    parsed: argparse.Namespace,
+    budget: Budget,
+    file: Path,
+) -> None:
+    """Measure the groups of cases, one after the other, into a machine's file.
 
     Those for which the time runs out are left out.
     """
-    with tempfile.TemporaryDirectory(prefix="hybridc-") as place:
-        file = Path(place) / "costs.json"
-        for name in dict.fromkeys(case.name for case in cases):
-            own = [case for case in cases if case.name == name]
-            if budget.left() < 0:
-                print(f"{name} is left out: no time to measure it", file=sys.stderr)
-                continue
-            print(f"measuring {name}", file=sys.stderr)
-            calibrate(own, targets, parsed.kernel_seconds, parsed.clock, file)
-            yield {**json.loads(file.read_text()), CASES: [case.key for case in own]}
+    for case in cases:
+        if budget.left() < 0:
+            print(f"{case.key} is left out: no time to measure it", file=sys.stderr)
+            continue
+        print(f"measuring {case.key}", file=sys.stderr)
+        calibrate(case, targets, parsed.kernel_seconds, parsed.clock, file)
 
 
 def merge(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """A machine's file with the groups of further cases; the first measurement of each stays."""
-    if not known[CASES]:
-        return new
     for name, device in known["devices"].items():
         rows = device["measurements"]
         seen = {row["work"]["signature"] for row in rows}
         others = new["devices"].get(name, {"measurements": []})["measurements"]
         rows += [row for row in others if row["work"]["signature"] not in seen]
-    return {**known, CASES: [*known[CASES], *new[CASES]]}
+    return {**known, CASES: list(dict.fromkeys((*known[CASES], *new[CASES])))}
 
 
 def fixed(found: PlanFile, costs: Costs, placement: Placement) -> dict[str, str]:
@@ -375,14 +384,16 @@ def prepare(
     with tempfile.TemporaryDirectory(prefix="hybridc-") as name:
         file = parsed.costs or Path(name) / "costs.json"
         cases = [c for b in parsed.batch or batches for c in find_cases(parsed.model or NAMES, b)]
-        known = json.loads(file.read_text()) if file.exists() else {CASES: []}
+        if not file.exists():
+            calibrate(None, targets, parsed.kernel_seconds, parsed.clock, file)
+        known = json.loads(file.read_text())
         missing = [case for case in cases if case.key not in known[CASES]]
         if spread.jobs > 1:
-            found = spread.costs([(case.name, case.batch) for case in missing])
+            for one in spread.costs([(case.name, case.batch) for case in missing], file):
+                known = merge(known, one)
+                file.write_text(json.dumps(known))
         else:
-            found = collect(missing, targets, parsed, budget.share(2))
-        for one in found:
-            known = merge(known, one)
-            file.write_text(json.dumps(known))
+            collect(missing, targets, parsed, budget.share(2), file)
+            known = json.loads(file.read_text())
         wanted = [] if parsed.only_costs else [c for c in cases if c.key in known[CASES]]
         yield Bench(wanted, targets, file, Path(name) / "cache", budget, parsed, spread)

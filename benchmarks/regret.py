@@ -9,8 +9,8 @@ Costs of every group are measured on this machine first. Then the chosen plan me
 everything on one device, for each device; the greedy plan; and random ones of two kinds, each group
 for itself, and one cut through the model's order. In each meeting both take turns, so that a change
 of the machine's speed meets both, and the figure is the median ratio over the rounds. The best of
-the others meets the chosen plan a second time, three times as long, since the best of many is
-partly lucky.
+the others meets the chosen plan a second time, both loaded anew and three times as long, since the
+best of many is partly lucky, and where a plan's tensors lie is luck, too.
 
 The regret is the time of the chosen plan over that of the best of all, itself included. The time in
 ``--budget`` is shared out among the cases; random plans for which there is none are left out, and
@@ -23,7 +23,8 @@ import argparse
 import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from placing import (
@@ -80,20 +81,19 @@ def compare(bench: Bench, case: Case, budget: Budget) -> list[dict[str, Any]]:
     found, costs = plan(case, bench.options(case))
     field = contenders(costs, bench.parsed.plans)
     first, *others = field
-    rows = []
-    with loaded(case, bench.options(case, fixed=fixed(found, costs, first))) as chosen:
+    match = _Match(bench, case, found, costs)
+    rows: dict[Placement, dict[str, Any]] = {}
+    with match.load(first) as chosen:
         for placement in others:
             is_random = field[placement].split()[0] in ("random", "cut")
-            if is_random and budget.left() < 4 * bench.seconds:
-                continue
-            row = meet(bench, case, (found, costs), placement, chosen, bench.seconds)
-            rows.append({"plan": field[placement], **row})
-        best = max((r for r in rows if "ratio" in r), key=lambda r: r["ratio"], default=None)
-        if best is not None and best["ratio"] > 1:
-            placement = next(p for p, name in field.items() if name == best["plan"])
-            again = meet(bench, case, (found, costs), placement, chosen, 3 * bench.seconds)
-            best["first ratio"], best["ratio"] = best["ratio"], again.get("ratio", best["ratio"])
-    regret = max([1.0, *(row["ratio"] for row in rows if "ratio" in row)])
+            if not is_random or budget.left() > 4 * bench.seconds:
+                rows[placement] = match.meet(chosen, placement, bench.seconds)
+    best = max(rows, key=lambda placement: rows[placement].get("ratio", 0.0), default=first)
+    row = rows.get(best, {})
+    if row.get("ratio", 0.0) > 1:
+        with match.load(first) as chosen:
+            again = match.meet(chosen, best, 3 * bench.seconds)
+        row["first ratio"], row["ratio"] = row["ratio"], again.get("ratio", row["ratio"])
     return [
         {
             "model": case.name,
@@ -101,9 +101,9 @@ def compare(bench: Bench, case: Case, budget: Budget) -> list[dict[str, Any]]:
             "chosen": field[first],
             "groups by device": count_devices(found),
             "predicted_ms": objective(costs.problem, first) * 1e3,
-            "regret": regret,
+            "regret": max([1.0, *(row["ratio"] for row in rows.values() if "ratio" in row)]),
             "left out": len(others) - len(rows),
-            "plans": rows,
+            "plans": [{"plan": field[placement], **row} for placement, row in rows.items()],
         }
     ]
 
@@ -114,29 +114,33 @@ def count_devices(found: PlanFile) -> dict[str, int]:
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
-def meet(
-    bench: Bench,
-    case: Case,
-    known: tuple[PlanFile, Costs],
-    placement: Placement,
-    chosen: Way,
-    seconds: float,
-) -> dict[str, Any]:
-    """Times of a plan beside the chosen one; a plan that fails says why."""
-    found, costs = known
-    row: dict[str, Any] = {"predicted_ms": objective(costs.problem, placement) * 1e3}
-    try:
-        with ExitStack() as stack:
-            others = bench.options(case, fixed=fixed(found, costs, placement))
-            way = stack.enter_context(loaded(case, others))
-            if not agree(chosen.results, way.results):
-                return {**row, "fails": "it gives other results"}
-            with turn():
-                own, other = take_turns((chosen, way), seconds, bench.clock)
-    except Exception as error:  # one plan that fails must not end a run of hours
-        return {**row, "fails": (str(error).splitlines() or [type(error).__name__])[0]}
-    times = {"chosen_ms": statistics.median(own) * 1e3, "ms": statistics.median(other) * 1e3}
-    return {**row, **times, "ratio": ratio(own, other)}
+@dataclass(frozen=True)
+class _Match:
+    """Plans of a case that meet."""
+
+    bench: Bench
+    case: Case
+    found: PlanFile
+    costs: Costs
+
+    def load(self, placement: Placement) -> AbstractContextManager[Way]:
+        """Build and load a plan."""
+        where = fixed(self.found, self.costs, placement)
+        return loaded(self.case, self.bench.options(self.case, fixed=where))
+
+    def meet(self, chosen: Way, placement: Placement, seconds: float) -> dict[str, Any]:
+        """Times of a plan beside the chosen one; a plan that fails says why."""
+        row: dict[str, Any] = {"predicted_ms": objective(self.costs.problem, placement) * 1e3}
+        try:
+            with self.load(placement) as way:
+                if not agree(chosen.results, way.results):
+                    return {**row, "fails": "it gives other results"}
+                with turn():
+                    own, other = take_turns((chosen, way), seconds, self.bench.clock)
+        except Exception as error:  # one plan that fails must not end a run of hours
+            return {**row, "fails": (str(error).splitlines() or [type(error).__name__])[0]}
+        times = {"chosen_ms": statistics.median(own) * 1e3, "ms": statistics.median(other) * 1e3}
+        return {**row, **times, "ratio": ratio(own, other)}
 
 
 def show(result: Mapping[str, Any]) -> None:

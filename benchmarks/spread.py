@@ -1,7 +1,7 @@
 """Cases of a benchmark of plans in processes of their own, which prepare side by side.
 
-First one process for each model measures its groups in all batches, and one file takes all of that.
-Then one for each case judges plans by that file. See turns.py for who measures when.
+First a process for each case measures its groups, and one machine's file takes all of that. Then
+one for each case judges plans by that file. See turns.py for who measures when.
 """
 
 from __future__ import annotations
@@ -47,19 +47,23 @@ class Spread:
         own, words = parser.parse_known_args(arguments)
         return cls(script, tuple(words), own.jobs)
 
-    def command(self, name: str, batches: Sequence[int], *more: str) -> list[str]:
-        """The command line for batches of a model."""
-        which = ["--model", name, *(w for batch in batches for w in ("--batch", str(batch)))]
+    def command(self, name: str, batch: int, *more: str) -> list[str]:
+        """The command line for a case."""
+        which = ("--model", name, "--batch", str(batch))
         return [sys.executable, self.script, *self.words, *which, *more]
 
-    def costs(self, cases: Sequence[tuple[str, int]]) -> Iterator[dict[str, Any]]:
-        """Machine's files with the costs of cases, a name and a batch each; one for each model."""
-        batches: dict[str, list[int]] = {}
-        for name, batch in cases:
-            batches.setdefault(name, []).append(batch)
-        yield from self._written(
-            {n: self.command(n, own, ONLY_COSTS, "--costs") for n, own in batches.items()}
-        )
+    def costs(self, cases: Sequence[tuple[str, int]], known: Path) -> Iterator[dict[str, Any]]:
+        """Machine's files with the costs of cases, one for each.
+
+        Args:
+            cases: Each a name and a batch.
+            known: The machine's file, to which each case adds by itself.
+        """
+        yield from self._written(self._commands(cases, ONLY_COSTS, "--costs"), known.read_text())
+
+    def _commands(self, cases: Sequence[tuple[str, int]], *more: str) -> dict[str, list[str]]:
+        """A command line for each case, by its name."""
+        return {f"{n}, batch {batch}": self.command(n, batch, *more) for n, batch in cases}
 
     def judge(
         self, cases: Sequence[tuple[str, int]], costs: Path, seconds: float
@@ -72,14 +76,22 @@ class Spread:
             seconds: Time for a case; see ``--budget``.
         """
         more = ("--costs", str(costs), "--budget", str(seconds), "--output")
-        commands = {f"{n}, batch {batch}": self.command(n, [batch], *more) for n, batch in cases}
-        for found in self._written(commands):
+        for found in self._written(self._commands(cases, *more)):
             yield found[RESULTS]
 
-    def _written(self, commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
-        """What commands write as JSON to a file that each gets as its last word."""
+    def _written(
+        self, commands: Mapping[str, Sequence[str]], before: str = ""
+    ) -> Iterator[dict[str, Any]]:
+        """What commands write as JSON to a file that each gets as its last word.
+
+        Args:
+            commands: Each by the name of its case.
+            before: What is in the files at first, if anything.
+        """
         with tempfile.TemporaryDirectory(prefix="hybridc-") as place:
             files = {name: Path(place) / f"{name}.json" for name in commands}
+            for file in files.values() if before else ():
+                file.write_text(before)
             complete = ((name, [*words, str(files[name])]) for name, words in commands.items())
             for name, ended in run_all(complete, self.jobs):
                 if ended.code:

@@ -153,7 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(name)
         costs = parsed.costs or folder / "costs.json"
         if not costs.exists():
-            calibrate([case], HALVES, 0.1, "wall", costs)
+            for one in (None, case):
+                calibrate(one, HALVES, 0.1, "wall", costs)
         compare(case, compile_both(case, costs, folder), parsed.rounds, parsed.seconds)
 
 

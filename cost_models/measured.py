@@ -67,8 +67,7 @@ class Measured:
     """Measurements by signature, of one device with the code of one target."""
 
     def __init__(self, measurements: Sequence[Measurement], code: Code) -> None:
-        fitting = [one for one in measurements if one.code.key == code.key and not one.is_lost]
-        self._found = {one.work.signature: one for one in fitting}
+        self._found = by_signature(measurements, code)
 
     def estimate(self, group: GroupWork, device: DeviceProfile) -> Cost | None:
         """The measured cost; ``None`` if this very group was not measured."""
@@ -76,6 +75,12 @@ class Measured:
         if found is None:
             return None
         return Cost(found.seconds, group.bytes, MEASURED, max(0.0, 1 - found.spread))
+
+
+def by_signature(measurements: Sequence[Measurement], code: Code) -> dict[str, Measurement]:
+    """Measurements that count for code: of the same code, and not lost."""
+    fitting = [one for one in measurements if one.code.key == code.key and not one.is_lost]
+    return {one.work.signature: one for one in fitting}
 
 
 def parse_measurements(data: Any, where: str) -> tuple[Measurement, ...]:

@@ -6,10 +6,10 @@ with their source and confidence. ``hybridc compile --costs`` and ``--profile`` 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.measured import Measurement
@@ -76,6 +76,6 @@ class Machine:
     notes: tuple[str, ...] = ()
 
 
-def to_json(machine: Machine) -> str:
-    """The file's text."""
-    return json.dumps(dataclasses.asdict(machine), indent=1, ensure_ascii=False) + "\n"
+def to_json(data: Mapping[str, Any]) -> str:
+    """The file's text, of a :class:`Machine` as a dictionary."""
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"

@@ -24,36 +24,22 @@ from typing import Any, TypeVar
 import numpy as np
 
 import hybridc
-from hybridc.bundle.manifest import DeviceSpec, Manifest, PartSpec
-from hybridc.bundle.read import Bundle, open_bundle
+from hybridc.bundle.manifest import DeviceSpec
 from hybridc.calibration.handoffs import Measured, complete
-from hybridc.calibration.kernel import ReadyKernel, Steps, ready
-from hybridc.calibration.machine import SCHEMA, Machine, MachineDevice
+from hybridc.calibration.kernel import Steps
+from hybridc.calibration.known import KnownDevice, KnownMachine
+from hybridc.calibration.machine import SCHEMA, Figure, Machine, MachineDevice
 from hybridc.calibration.passing import SIZES, End, Passing, Whole, placed, whole_of
 from hybridc.calibration.profile import Copies, Kernels, figure_of, make_profile
-from hybridc.calibration.record import (
-    BANDWIDTH,
-    CALIBRATION,
-    CALL,
-    GROUP,
-    LAUNCH,
-    WHOLE,
-    Calibration,
-    Code,
-    Kernel,
-    from_json,
-)
-from hybridc.calibration.timing import Clock, Timing, measure
+from hybridc.calibration.record import BANDWIDTH, CALL, GROUP, LAUNCH, WHOLE, Code, Kernel
+from hybridc.calibration.session import Session, devices_here, open_session
+from hybridc.calibration.timing import Clock, Timing
 from hybridc.calibration.wholes import Row, correct
 from hybridc.cost_models.device import DeviceProfile
 from hybridc.cost_models.measured import Code as MeasuredCode
 from hybridc.cost_models.measured import Measurement
-from hybridc.errors import BundleError, UsageError
 from hybridc.progress import Progress
-from hybridc.runtime.cuda import load_runtime_library
-from hybridc.runtime.library import kind_served, load_runtime
-from hybridc.runtime.machine import why_not
-from hybridc.runtime.parts import CompiledPart, LoadedPart, load_part
+from hybridc.runtime.parts import CompiledPart
 from hybridc.runtime.tensors import HOST, Place, copy, move, synchronize, to_tensor
 from hybridc.runtime.threads import Cores, available_cores, use_threads
 from hybridc.runtime.workers import cores_of
@@ -71,36 +57,12 @@ _MOST_LAYOUT = 0.5
 _Found = TypeVar("_Found")
 
 
-@dataclass(frozen=True)
-class _Session:
-    """A calibration bundle, opened, and how to measure it."""
-
-    bundle: Bundle
-    calibration: Calibration
-    weights: Mapping[str, Any]
-    limit: float
-    progress: Progress
-    clock: Clock
-
-    def measure(self, run: Callable[[int], None]) -> Timing:
-        """Time one of many runs."""
-        return measure(run, self.limit, self.clock)
-
-    @property
-    def manifest(self) -> Manifest:
-        """The bundle's description."""
-        return self.bundle.manifest
-
-    def part(self, name: str) -> PartSpec:
-        """The description of a part."""
-        return next(part for part in self.manifest.parts if part.name == name)
-
-
 def run_calibration(
     path: Any,
     limit: float = DEFAULT_SECONDS,
     progress: Progress = lambda _line: None,
     clock: Clock = time.perf_counter,
+    known: KnownMachine | None = None,
 ) -> Machine:
     """Measure all devices of a calibration bundle that this machine has.
 
@@ -110,51 +72,68 @@ def run_calibration(
         progress: Called with a line before each kernel.
         clock: Seconds that count: those that pass, or those that the process computes. The latter
             are the same on a machine that others use too, for CPU devices of one core each.
+        known: What was measured before. Then the devices have its profiles, and only what it lacks
+            is measured: see :meth:`KnownMachine.with_more`.
 
     Raises:
-        UsageError: It is no calibration bundle, or this machine has none of its devices.
+        UsageError: It is no calibration bundle, this machine has none of its devices, or one of
+            them is not known.
         BundleError: It is damaged.
     """
-    session = _open(path, limit, progress, clock)
+    session = open_session(path, limit, progress, clock)
     notes: list[str] = []
-    shares = cores_of(session.manifest.devices, available_cores())
+    found = _devices(session, known, notes)
     passing = Passing(session.manifest, limit, clock)
-    found = _devices_here(session, notes)
-    if not found:
-        raise UsageError(f"this machine has none of the bundle's devices: {'; '.join(notes)}")
     results: dict[str, _Result] = {}
     with ExitStack() as stack:
-        wholes = {spec.name: _wholes(session, spec, code, stack) for spec, code in found}
-        for spec, code in found:
-            cores = shares.get(spec.name, available_cores())
+        wholes = {one.spec.name: _wholes(session, one, stack) for one in found}
+        for one in found:
             _alone(_time_wholes, session, wholes, passing, notes)
-            result = _alone(_measure_device, session, spec, code, cores, passing.run, notes)
-            results[spec.name] = result
+            measured = _measure_device if one.known is None else _measure_more
+            results[one.spec.name] = _alone(measured, session, one, passing.run, notes)
         _alone(_time_wholes, session, wholes, passing, notes)
         progress("between devices")
-        measured = {name: result.measured for name, result in results.items()}
-        devices = _alone(complete, measured, passing, notes.append)
+        ends = {name: one.measured for name, one in results.items() if one.measured}
+        completed = _alone(complete, ends, passing, notes.append)
         _alone(_time_wholes, session, wholes, passing, notes)
-    made = {
-        name: _in_place(device, results[name], wholes[name], session, passing.run)
-        for name, device in devices.items()
-    }
+    made = {}
+    for one in found:
+        name, result = one.spec.name, results[one.spec.name]
+        device = completed.get(name, result.device)
+        made[name] = _in_place(device, result.own, wholes[name], session, passing.run, one.known)
     return Machine(SCHEMA, hybridc.__version__, made, tuple(notes))
 
 
-def _devices_here(session: _Session, notes: list[str]) -> list[tuple[DeviceSpec, Code]]:
-    """The bundle's devices that this machine has, made ready."""
+@dataclass(frozen=True)
+class _Device:
+    """A device of the bundle that this machine has.
+
+    Attributes:
+        spec: Its description in the bundle.
+        code: The target whose kernels it runs.
+        cores: Cores that it has, for a CPU.
+        known: What was measured before.
+    """
+
+    spec: DeviceSpec
+    code: Code
+    cores: Cores
+    known: KnownDevice | None
+
+
+def _devices(session: Session, known: KnownMachine | None, notes: list[str]) -> list[_Device]:
+    """The bundle's devices that this machine has, with what is known about them."""
+    shares = cores_of(session.manifest.devices, available_cores())
     found = []
-    for code in session.calibration.codes:
-        for name in code.devices:
-            spec = session.manifest.device(name)
-            reason = why_not(spec)
-            if reason is not None:
-                notes.append(f"{name}: {reason}")
-                continue
-            _prepare(session, spec)
-            found.append((spec, code))
+    for spec, code in devices_here(session, notes):
+        cores = shares.get(spec.name, available_cores())
+        before = known.device(spec.name, cores, _made_by(session, code)) if known else None
+        found.append(_Device(spec, code, cores, before))
     return found
+
+
+def _made_by(session: Session, code: Code) -> MeasuredCode:
+    return MeasuredCode(code.kind, code.specification, session.calibration.versions)
 
 
 def _alone(measuring: Callable[..., _Found], *arguments: Any) -> _Found:
@@ -163,94 +142,83 @@ def _alone(measuring: Callable[..., _Found], *arguments: Any) -> _Found:
         return thread.submit(measuring, *arguments).result()
 
 
-def _open(path: Any, limit: float, progress: Progress, clock: Clock) -> _Session:
-    bundle = open_bundle(path)
-    if CALIBRATION not in {file.path for file in bundle.manifest.files}:
-        raise UsageError(f"{path} is no calibration bundle; make one with hybridc calibrate build")
-    calibration = from_json(bytes(bundle.read(CALIBRATION)), f"{path}: {CALIBRATION}")
-    names = {part.name for part in bundle.manifest.parts}
-    if not names >= {kernel.part for kernel in calibration.kernels}:
-        raise BundleError(f"{path}: {CALIBRATION} names parts that the bundle does not have")
-    arrays = bundle.tensors(bundle.manifest.weights)
-    weights = {name: to_tensor(array) for name, array in arrays.items()}
-    return _Session(bundle, calibration, weights, limit, progress, clock)
-
-
-def _prepare(session: _Session, spec: DeviceSpec) -> None:
-    for library in spec.libraries:
-        load_runtime_library(library)
-    if spec.architecture:
-        load_runtime(session.bundle, loadable(session.manifest, spec.architecture))
-
-
-def loadable(manifest: Manifest, architecture: str) -> list[str]:
-    """The runtime's libraries, without those for kinds of devices that this machine lacks."""
-    here = {device.kind for device in manifest.devices if why_not(device) is None}
-    lacking = {device.kind for device in manifest.devices} - here
-    return [name for name in manifest.runtime[architecture] if kind_served(name) not in lacking]
-
-
-def _measure_device(
-    session: _Session,
-    spec: DeviceSpec,
-    code: Code,
-    cores: Cores,
-    run: Timing,
-    notes: list[str],
-) -> _Result:
-    if spec.architecture:
-        use_threads(len(cores), cores)
-    number = session.calibration.codes.index(code)
-    own = [
-        kernel
-        for kernel in session.calibration.kernels
-        if kernel.code == number and kernel.purpose != WHOLE
-    ]
-    timed: list[_Timed] = []
-    for index, kernel in enumerate(own):
-        session.progress(f"{spec.name}: kernel {index + 1} of {len(own)}")
-        try:
-            timed.append(_time(session, spec, kernel, len(cores)))
-        except Exception as error:  # a kernel that does not run is left out, not the rest
-            notes.append(f"{spec.name}: {kernel.part}: {_first_line(error)}")
-    place = next((one.place for one in timed), HOST)
-    kernels = _without_calls(timed, run)
-    copies = _copies(place, session) if place != HOST else None
-    profile, figures = make_profile(spec, cores, kernels, copies)
-    end = _end(spec, profile, timed, kernels)
-    device = MachineDevice(code.kind, code.specification, cores, profile, figures, ())
-    return _Result(Measured(device, end, _layout_per_byte(timed)), kernels.own)
-
-
 @dataclass(frozen=True)
 class _Result:
     """What was measured on a device.
 
     Attributes:
-        measured: The device, without times of kernels.
+        device: The device, without times of kernels.
         own: Kernels with their times alone.
+        measured: The same with what it passes tensors on with, unless handoffs are known.
     """
 
-    measured: Measured
+    device: MachineDevice
     own: Sequence[Row]
+    measured: Measured | None = None
 
 
-def _wholes(session: _Session, spec: DeviceSpec, code: Code, stack: ExitStack) -> list[Whole]:
+def _measure_device(session: Session, one: _Device, run: Timing, notes: list[str]) -> _Result:
+    """Measure all kernels of a device, and its copies."""
+    wanted = [kernel for kernel in session.kernels(one.code) if kernel.purpose != WHOLE]
+    timed = _time_all(session, one, wanted, notes)
+    place = next((kernel.place for kernel in timed), HOST)
+    kernels = _without_calls(timed, run)
+    copies = _copies(place, session) if place != HOST else None
+    profile, figures = make_profile(one.spec, one.cores, kernels, copies)
+    end = _end(one.spec, profile, timed, kernels)
+    device = _machine_device(one, profile, figures)
+    return _Result(device, kernels.own, Measured(device, end, _layout_per_byte(timed)))
+
+
+def _measure_more(session: Session, one: _Device, run: Timing, notes: list[str]) -> _Result:
+    """Measure the groups that are not known of a device that is."""
+    assert one.known is not None
+    wanted = [
+        kernel
+        for kernel in session.kernels(one.code)
+        if kernel.purpose in (CALL, LAUNCH) or one.known.lacks(kernel)
+    ]
+    kernels = _without_calls(_time_all(session, one, wanted, notes), run)
+    return _Result(_machine_device(one, one.known.profile, ()), kernels.own)
+
+
+def _machine_device(
+    one: _Device, profile: DeviceProfile, figures: tuple[Figure, ...]
+) -> MachineDevice:
+    return MachineDevice(one.code.kind, one.code.specification, one.cores, profile, figures, ())
+
+
+def _time_all(
+    session: Session, one: _Device, kernels: Sequence[Kernel], notes: list[str]
+) -> list[_Timed]:
+    """Time kernels one by one; one that does not run is left out with a note."""
+    if one.spec.architecture:
+        use_threads(len(one.cores), one.cores)
+    timed: list[_Timed] = []
+    for index, kernel in enumerate(kernels):
+        session.progress(f"{one.spec.name}: kernel {index + 1} of {len(kernels)}")
+        try:
+            timed.append(_time(session, one.spec, kernel, len(one.cores)))
+        except Exception as error:  # a kernel that does not run is left out, not the rest
+            notes.append(f"{one.spec.name}: {kernel.part}: {_first_line(error)}")
+    return timed
+
+
+def _wholes(session: Session, one: _Device, stack: ExitStack) -> list[Whole]:
     """The wholes of a device, loaded until the stack is left."""
-    number = session.calibration.codes.index(code)
     found = []
-    for kernel in session.calibration.kernels:
-        if kernel.code != number or kernel.purpose != WHOLE:
+    for kernel in session.kernels(one.code):
+        if kernel.purpose != WHOLE:
             continue
-        part = _load_part(session, kernel, 1)
+        part = session.load(kernel, 1)
         if isinstance(part, CompiledPart):
-            found.append(whole_of(session.manifest, kernel, placed(part, spec.name)))
+            found.append(whole_of(session.manifest, kernel, placed(part, one.spec.name)))
             stack.enter_context(found[-1].model)
     return found
 
 
 def _time_wholes(
-    session: _Session, wholes: Mapping[str, Sequence[Whole]], passing: Passing, notes: list[str]
+    session: Session, wholes: Mapping[str, Sequence[Whole]], passing: Passing, notes: list[str]
 ) -> None:
     """Time a run without work, and the wholes of all devices, once more."""
     passing.time_run()
@@ -267,24 +235,27 @@ def _time_wholes(
 
 def _in_place(
     device: MachineDevice,
-    result: _Result,
+    own: Sequence[Row],
     wholes: Sequence[Whole],
-    session: _Session,
+    session: Session,
     run: Timing,
+    known: KnownDevice | None,
 ) -> MachineDevice:
     """A device with the times of its kernels as in their models, beside what a run takes."""
     timed = [(one.kernel, one.time(device.profile, run)) for one in wholes if one.times]
-    corrected, ratios = correct(result.own, timed)
+    corrected, ratios = correct(own, timed, known.seconds if known else {})
     made_by = MeasuredCode(device.kind, device.specification, session.calibration.versions)
     measurements = tuple(
         Measurement(kernel.work, made_by, time.seconds, time.spread, time.runs)
         for kernel, time in corrected
     )
-    figure = figure_of("run_seconds", run)
-    kept = [figure if one.name == figure.name else one for one in device.figures]
-    profile = dataclasses.replace(device.profile, run_seconds=run.seconds)
+    figures, profile = device.figures, device.profile
+    if known is None:
+        figure = figure_of("run_seconds", run)
+        figures = tuple(figure if one.name == figure.name else one for one in figures)
+        profile = dataclasses.replace(profile, run_seconds=run.seconds)
     return dataclasses.replace(
-        device, profile=profile, figures=(*kept, *ratios), measurements=measurements
+        device, profile=profile, figures=(*figures, *ratios), measurements=measurements
     )
 
 
@@ -318,8 +289,8 @@ class _Timed:
         return self.time.without(call + self.layout, least)
 
 
-def _time(session: _Session, spec: DeviceSpec, kernel: Kernel, threads: int) -> _Timed:
-    loaded = _load(session, kernel, threads)
+def _time(session: Session, spec: DeviceSpec, kernel: Kernel, threads: int) -> _Timed:
+    loaded = session.ready(kernel, threads)
     time, steps, part = session.measure(loaded.run), loaded.step_times(session.clock), None
     passes_on = kernel.purpose == BANDWIDTH and kernel.work.read_bytes in SIZES
     if passes_on and isinstance(loaded.part, CompiledPart):
@@ -335,16 +306,6 @@ def _end(
     kept = {one.kernel.work.read_bytes: one for one in timed if one.part is not None}
     parts = {count: placed(one.part, spec.name) for count, one in kept.items() if one.part}
     return End(spec.name, profile, parts, {n: known[one.kernel.part] for n, one in kept.items()})
-
-
-def _load(session: _Session, kernel: Kernel, threads: int) -> ReadyKernel:
-    part = _load_part(session, kernel, threads)
-    return ready(session.manifest, part.spec, part, kernel.footprint)
-
-
-def _load_part(session: _Session, kernel: Kernel, threads: int) -> LoadedPart:
-    spec, read = session.part(kernel.part), session.bundle.read_code
-    return load_part(session.manifest, spec, read, session.weights, threads)
 
 
 def _without_calls(timed: Sequence[_Timed], run: Timing) -> Kernels:
@@ -375,7 +336,7 @@ def _layout_per_byte(timed: Sequence[_Timed]) -> float:
     return sum(layout for _, layout in works) / count if count else 0.0
 
 
-def _copies(place: Place, session: _Session) -> Copies:
+def _copies(place: Place, session: Session) -> Copies:
     """Times of copies to a device and back, by size."""
     there, back = {}, {}
     for count in _COPIES:

@@ -22,6 +22,10 @@ BATCH_SECONDS = 5e-4
 """A sample takes at least so long, so that reading the clock does not count."""
 
 FEWEST = 5
+FEWEST_LONG = 3
+PATIENCE = 10
+"""Samples that there are at least; the fewer where they take so many times the limit."""
+
 ENOUGH = 11
 """Samples before the figure may count as stable."""
 
@@ -106,14 +110,21 @@ def measure(
     """
     run(1)  # what is prepared once does not count
     batch = _batch(run, clock)
-    samples, count, end = _Samples(), 0, clock() + limit
-    while count < FEWEST or (clock() < end and not samples.rest()):
+    samples, count, start = _Samples(), 0, clock()
+    while not _is_over(count, clock() - start, limit, samples):
         before, begin = taken(), clock()
         run(batch)
         seconds = (clock() - begin) / batch
         (samples.calm if taken() == before else samples.disturbed).append(seconds)
         count += 1
     return timing_of(samples.best(), batch)
+
+
+def _is_over(count: int, seconds: float, limit: float, samples: _Samples) -> bool:
+    """Whether so many samples in so many seconds will do."""
+    if count < FEWEST:
+        return count >= FEWEST_LONG and seconds > PATIENCE * limit
+    return seconds >= limit or samples.rest()
 
 
 def _batch(run: Callable[[int], None], clock: Clock) -> int:

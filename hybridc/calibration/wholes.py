@@ -12,6 +12,7 @@ import dataclasses
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from hybridc.calibration.machine import Figure
 from hybridc.calibration.record import Kernel
@@ -24,7 +25,9 @@ _LOST = 1.0
 """Spread from which on a time says nothing."""
 
 
-def correct(own: Sequence[Row], wholes: Sequence[Row]) -> tuple[list[Row], tuple[Figure, ...]]:
+def correct(
+    own: Sequence[Row], wholes: Sequence[Row], known: Mapping[str, float] = MappingProxyType({})
+) -> tuple[list[Row], tuple[Figure, ...]]:
     """Times of groups as in their models, and a figure for each whole.
 
     A whole with a group that was not measured says nothing, nor does one of whose time nothing was
@@ -34,8 +37,9 @@ def correct(own: Sequence[Row], wholes: Sequence[Row]) -> tuple[list[Row], tuple
     Args:
         own: Kernels with their times alone.
         wholes: Wholes with their times, without waiting for the device.
+        known: Seconds of groups, by signature, that stay as they are.
     """
-    alone = {kernel.work.signature: time.seconds for kernel, time in own}
+    alone = {**known} | {kernel.work.signature: time.seconds for kernel, time in own}
     said: dict[str, list[float]] = defaultdict(list)
     figures = []
     for kernel, time in wholes:

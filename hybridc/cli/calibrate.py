@@ -110,17 +110,28 @@ def build(
     show_default=True,
     help="Longest time for a kernel whose figure does not come to rest.",
 )
+@click.option(
+    "--known",
+    "known_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A file that was written before on this machine, perhaps OUTPUT itself: only groups that "
+    "it lacks are measured, and added to what it says.",
+)
 @format_option
-def run(bundle: Path, output: Path, seconds: float, format_: str) -> None:
+def run(bundle: Path, output: Path, seconds: float, known_path: Path | None, format_: str) -> None:
     """Measure the kernels of BUNDLE on this machine; needs the loader only.
 
     Each figure is a median over runs until it rests, with the spread that was seen.
     """
+    from hybridc.calibration.known import read_known
     from hybridc.calibration.machine import to_json
     from hybridc.calibration.run import run_calibration
 
-    machine = run_calibration(bundle, seconds, progress())
-    write_text(output, to_json(machine), "what was measured")
+    known = read_known(known_path) if known_path else None
+    machine = run_calibration(bundle, seconds, progress(), known=known)
+    text = to_json(known.with_more(machine) if known else dataclasses.asdict(machine))
+    write_text(output, text, "what was measured")
     show(format_, dataclasses.asdict(machine), lambda: _run_lines(output, machine))
 
 

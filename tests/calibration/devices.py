@@ -1,4 +1,4 @@
-"""Profiles of a CPU and of a device with memory of its own."""
+"""Devices of tests: two to measure, and profiles of a CPU and of one with memory of its own."""
 
 import dataclasses
 
@@ -11,3 +11,6 @@ CPU = DeviceProfile(
 GPU = dataclasses.replace(
     CPU, in_host_memory=False, to_host=Route(1e-5, 1e9), from_host=Route(2e-5, 1e9)
 )
+
+TARGETS = ("--target", "llvm:0", "--target", "llvm:1")
+"""Options for two devices of the same code."""

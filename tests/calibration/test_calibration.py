@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import onnx_ir as ir
 import pytest
@@ -29,33 +27,9 @@ from hybridc.calibration.record import CALIBRATION, from_json
 from hybridc.calibration.timing import FEWEST, Timing
 from hybridc.errors import BundleError, UsageError
 from hybridc.runtime import opencl
-from hybridc.runtime.__main__ import COMPILER
-from tests.models import branched_model, make_model, node, save
+from tests.calibration.devices import TARGETS
+from tests.models import make_model, node, save
 from tests.support import assert_refused, hybridc
-
-TARGETS = ("--target", "llvm:0", "--target", "llvm:1")
-
-
-@pytest.fixture(scope="module")
-def calibration(tmp_path_factory):
-    """A folder with a model, its calibration bundle, and what was measured."""
-    folder = tmp_path_factory.mktemp("calibration")
-    save(branched_model(), folder / "m.onnx")
-    built = hybridc(
-        *("calibrate", "build", *TARGETS, "--model", folder / "m.onnx", "-o", folder / "cal.hyb")
-    )
-    assert built.code == 0, built
-    code = (
-        "import sys\n"
-        f"for name in {(*COMPILER, 'ml_dtypes', 'google')}: sys.modules[name] = None\n"
-        "from hybridc.cli.main import main\nmain()"
-    )
-    arguments = ["calibrate", "run", "cal.hyb", "-o", "machine.json", "--seconds", "0.02"]
-    command = [sys.executable, "-c", code, *arguments]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "launch_seconds" in result.stdout
-    return folder
 
 
 def nodes_of(record, signatures):

@@ -8,7 +8,7 @@ from hybridc.cost_models.device import DeviceProfile, MemoryLevel
 from hybridc.targets.registry import parse_targets
 
 from hybridc.calibration import kernel as kernels
-from hybridc.calibration import run
+from hybridc.calibration import run, session
 from hybridc.calibration.kernel import Steps, ready
 from hybridc.calibration.passing import SIZES, End, Passing, placed
 from hybridc.calibration.timing import Timing
@@ -137,5 +137,5 @@ def test_libraries_of_devices_that_are_missing_are_not_loaded(convolution, monke
     runtime = {cpu.architecture: ("lib/libtvm_runtime.so", "lib/libtvm_runtime_cuda.so")}
     manifest = dataclasses.replace(convolution[0], devices=(cpu, gpu), runtime=runtime)
     for reason, count in (("no GPU", 1), (None, 2)):
-        monkeypatch.setattr(run, "why_not", lambda spec, r=reason: r if spec is gpu else None)
-        assert len(run.loadable(manifest, cpu.architecture)) == count
+        monkeypatch.setattr(session, "why_not", lambda spec, r=reason: r if spec is gpu else None)
+        assert len(session.loadable(manifest, cpu.architecture)) == count

@@ -4,7 +4,15 @@ import random
 
 import pytest
 
-from hybridc.calibration.timing import BATCH_SECONDS, ENOUGH, FEWEST, Timing, measure, pooled
+from hybridc.calibration.timing import (
+    BATCH_SECONDS,
+    ENOUGH,
+    FEWEST,
+    FEWEST_LONG,
+    Timing,
+    measure,
+    pooled,
+)
 
 
 class Machine:
@@ -66,6 +74,11 @@ def test_time_runs_out():
     source = random.Random(0)
     machine = Machine(lambda _call: source.uniform(0.1, 1.0))
     assert FEWEST <= machine.measure(limit=1.0).runs < ENOUGH
+
+
+def test_of_long_runs_a_few_are_enough():
+    assert Machine(lambda _call: 2.0).measure(limit=0.2).runs == FEWEST_LONG
+    assert Machine(lambda _call: 0.3).measure(limit=0.2).runs == FEWEST
 
 
 def test_samples_that_lost_their_core_do_not_count():

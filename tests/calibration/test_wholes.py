@@ -53,6 +53,12 @@ def test_a_whole_with_a_group_that_is_not_known_says_nothing():
     assert correct(own, [whole("w", 9.0, ("a", "missing"))]) == (own, ())
 
 
+def test_groups_that_are_known_stay_and_count():
+    found, (figure,) = correct([group("a", 1.0)], [whole("w", 9.0, ("a", "b"))], {"b": 2.0})
+    assert seconds_of(found) == pytest.approx({"a": 3.0})
+    assert figure.value == pytest.approx(3.0)
+
+
 def test_a_whole_whose_time_was_lost_says_nothing():
     """A run that was slow when it was timed alone leaves nothing of the whole, and says so."""
     own = [group("a", 1.0)]
