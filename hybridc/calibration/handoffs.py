@@ -8,6 +8,9 @@ sizes of tensors, by runs of two parts.
 A run of three parts, there and back, takes less than two runs of two parts do beside their kernels.
 With a second device the caller, too, has to be woken on another core: that comes once in a run,
 however often tensors are handed over. So the difference is the split's, and the rest the handoff's.
+
+Tensors that are passed on lie in caches, and those of models need not. So where they cross from one
+memory to another, a byte takes no less than it does in copies of tensors larger than caches.
 """
 
 from __future__ import annotations
@@ -68,8 +71,10 @@ def complete(
         if back:
             continue
         left = {count: time.without(split.seconds) for count, time in times.items()}
-        layout = found[source].layout + found[destination].layout
-        devices[destination] = _with_handoff(devices[destination], source, left, layout)
+        ends = found[source], found[destination]
+        route = _from_memory(fit_route(left), *(one.end.profile for one in ends))
+        layout = sum(one.layout for one in ends)
+        devices[destination] = _with_handoff(devices[destination], source, left, route, layout)
     return {name: _in_general(name, devices) for name in devices}
 
 
@@ -142,10 +147,13 @@ def _waited_for(one: Measured, passing: Passing) -> Measured:
 
 
 def _with_handoff(
-    device: MachineDevice, source: str, times: Mapping[int, Timing], layout: float
+    device: MachineDevice,
+    source: str,
+    times: Mapping[int, Timing],
+    route: Route,
+    layout: float,
 ) -> MachineDevice:
     """A device that knows what another takes to hand over to it."""
-    route = fit_route(times)
     rate = 1 / (1 / route.bytes_per_second + layout)
     route = dataclasses.replace(route, bytes_per_second=rate)
     small, large = times[min(times)], times[max(times)]
@@ -168,6 +176,13 @@ def fit_route(times: Mapping[int, Timing]) -> Route:
     rate = (large - small) / beyond if large > small else _MOST_RATE
     left = statistics.median(time.seconds - count / rate for count, time in times.items())
     return Route(max(left, 0.0), rate)
+
+
+def _from_memory(route: Route, source: DeviceProfile, destination: DeviceProfile) -> Route:
+    """A route no faster than the copies that it is made of, by tensors larger than caches."""
+    copies = [copy for copy in (source.to_host, destination.from_host) if copy is not None]
+    beyond = max(1 / route.bytes_per_second, sum(1 / copy.bytes_per_second for copy in copies))
+    return dataclasses.replace(route, bytes_per_second=1 / beyond)
 
 
 def _with_figures(device: MachineDevice, profile: DeviceProfile, *figures: Figure) -> MachineDevice:

@@ -18,6 +18,7 @@ from hybridc.targets.gpu.lower import unfit_types
 from hybridc.targets.gpu.narrow import cut_off
 from hybridc.targets.gpu.pipeline import fuse
 from hybridc.targets.gpu.schedules import schedule_module
+from hybridc.targets.gpu.scratch import lift_scratch
 from hybridc.targets.gpu.winograd import with_winograd
 from hybridc.targets.llvm.link import linker_for
 from hybridc.targets.llvm.runtime_library import OPENCL_STEM
@@ -82,7 +83,7 @@ def fused_kernels(module: tvm.IRModule, devices: Devices) -> tvm.IRModule:
 
 def planned_graph(fused: tvm.IRModule, devices: Devices) -> tvm.IRModule:
     """Fused kernels, scheduled, and their ``main`` with planned memory."""
-    scheduled = schedule_module(fused, devices.target, devices.limits)
+    scheduled = lift_scratch(schedule_module(fused, devices.target, devices.limits))
     _check_types(scheduled, devices)
     with devices.target:
         return finalize(renamed(keep_constants(cut_off(scheduled), OPENCL)))

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
+from hybridc.cost_models.link import Route
 
 from hybridc.calibration.handoffs import Measured, complete, fit_route, split_of
 from hybridc.calibration.machine import MachineDevice
@@ -36,7 +37,7 @@ class Runs:
         pairs = list(itertools.pairwise(end.name for end in ends))
         if not self.refused.isdisjoint(pairs):
             raise RuntimeError("no way")
-        fixed = {"a": 1e-5, "b": 2e-5, "g": 4e-5}
+        fixed = {"a": 1e-5, "b": 2e-5, "g": 4e-5, "h": 4e-5}
         latency = sum(fixed[source] + 10 * fixed[destination] for source, destination in pairs)
         return {count: timing(self.split + latency + len(pairs) * count * 1e-9) for count in SIZES}
 
@@ -82,6 +83,22 @@ def test_times_that_contradict_each_other_make_no_split():
     assert split_of({("a", "b"): there, ("b", "a"): there, ("a", "b", "a"): back}).seconds == 0
     assert split_of({("a", "b"): there}).seconds == 0
     assert split_of({("a", "b"): there, ("a", "b", "a"): there}).runs == 0
+
+
+def test_bytes_take_no_less_than_in_copies_of_large_tensors():
+    """What is passed on lies in caches, so it may seem to come faster than from memory."""
+    slow = dataclasses.replace(GPU, to_host=Route(0.0, 2e8), from_host=Route(0.0, 3e8))
+    found = complete(measured(a=CPU, b=CPU, g=slow, h=slow), Runs(0.0), print)
+    rates = {
+        (source, name): route.bytes_per_second
+        for name, one in found.items()
+        for source, route in one.profile.handoffs.items()
+    }
+    assert rates["a", "b"] == pytest.approx(1e9), "no other memory"
+    assert rates["a", "g"] == pytest.approx(3e8)
+    assert rates["g", "a"] == pytest.approx(2e8)
+    assert rates["g", "h"] == pytest.approx(1.2e8), "by way of the host"
+    assert found["g"].profile.handoffs["a"].latency_seconds == pytest.approx(4.1e-4)
 
 
 def test_changes_of_layout_at_both_ends_count():

@@ -273,3 +273,27 @@ def test_attention_in_one_kernel(case, tmp_path):
         (result,) = loaded.run(feeds).values()
     expected = case.expected(feeds)
     assert np.abs(result - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def padded_model(batch, mode):
+    """A pad between two reshapes, which are kernels of one function."""
+    weights = {"s": [0, 171, 1], "p": [0, 128, 0, 0, 128, 0], "t": [0, 1, 1, 427]}
+    nodes = [
+        node("Reshape", "x s", "a", "flat"),
+        node("Pad", "a p", "b", "pad", mode=mode),
+        node("Reshape", "b t", "y", "back"),
+    ]
+    values = {name: np.array(value) for name, value in weights.items()}
+    return make_model(nodes, {"x": (batch, 1, 1, 171)}, {"y": (batch, 1, 1, 427)}, values)
+
+
+@needs_device
+@pytest.mark.parametrize("mode", ["reflect", "wrap", "edge"])
+@pytest.mark.parametrize("batch", [8, "n"])
+def test_where_a_kernel_reads_depends_on_a_condition(batch, mode, tmp_path):
+    """TVM made what such a kernel reads as large as its threads say, which are not known there."""
+    model, feeds = padded_model(batch, mode), {"x": random(8, 1, 1, 171)}
+    shapes = ("n=1..8",) if batch == "n" else ()
+    compile_to(tmp_path / "b", model, targets=("opencl",), shapes=shapes)
+    with hybridc.load(tmp_path / "b") as compiled:
+        assert worst_error(compiled.run(feeds), run_reference(model, feeds)) == 0

@@ -2,7 +2,7 @@
 
 What a model takes as a whole on a device is measured, and the groups' times add up to it. What a
 split takes is put together of groups and copies that were measured one by one, and is known less
-well. A split that is to win a few percent by such figures loses as often, so one device is taken.
+well. A split that is to win a few percent by such figures mostly loses, so one device is taken.
 The same holds where a split is to win less than what handing tensors over was seen to take besides,
 between devices of which that was not measured.
 """
@@ -14,8 +14,10 @@ from collections.abc import Set
 from hybridc.placement.problem import HOST, LATENCY, Placement, Problem, Solution, objective
 from hybridc.placement.solvers.local_search import preferring
 
-NEARLY = 0.03
-"""How much longer than the best plan a run on one device may take."""
+NEARLY = 0.05
+"""How much longer than the best plan a run on one device may take. On two machines, of 40 pairs of
+a split and a device where the split was predicted to take up to 5 % less, it did in 10; of 20 where
+it was predicted to take 5 to 10 % less, in 15."""
 
 DOUBT_SECONDS = 1e-4
 """What handing a tensor over may take beyond what is counted, if that was not measured. On a
