@@ -89,8 +89,8 @@ def run_calibration(
         wholes = {one.spec.name: _wholes(session, one, stack) for one in found}
         for one in found:
             _alone(_time_wholes, session, wholes, passing, notes)
-            measured = _measure_device if one.known is None else _measure_more
-            results[one.spec.name] = _alone(measured, session, one, passing.run, notes)
+            measure = _measure_device if one.known is None else _measure_more
+            results[one.spec.name] = _alone(measure, session, one, passing.run, notes)
         _alone(_time_wholes, session, wholes, passing, notes)
         progress("between devices")
         ends = {name: one.measured for name, one in results.items() if one.measured}

@@ -241,12 +241,30 @@ def _conflict(case: _Case, index: int) -> UnsupportedError:
 def _solve(case: _Case, graph: CostGraph, hardware: Hardware) -> Costs:
     problem = _problem(case, graph, hardware, case.request.rules.rules)
     try:
-        solution = prefer_stages(problem, solve(problem, case.request.seconds))
+        solution = find_best(problem, graph, hardware, case.request.seconds)
     except Infeasible as error:
         raise _over_budget(case, graph, hardware, error.proven) from error
-    if is_measured(problem, graph, hardware):
-        solution = prefer_one_device(problem, solution, hardware.measured_handoffs())
     return Costs(graph, hardware, problem, solution)
+
+
+def find_best(
+    problem: Problem, graph: CostGraph, hardware: Hardware, seconds: float = DEFAULT_SECONDS
+) -> Solution:
+    """The best placement: what a solver finds, or one device where times were measured.
+
+    Args:
+        problem: The problem.
+        graph: The groups that it is made of.
+        hardware: The devices that it is made of.
+        seconds: Time for the solver.
+
+    Raises:
+        Infeasible: No placement keeps the limits, or none was found in the time.
+    """
+    found = prefer_stages(problem, solve(problem, seconds))
+    if not is_measured(problem, graph, hardware):
+        return found
+    return prefer_one_device(problem, found, hardware.measured_handoffs())
 
 
 def is_measured(problem: Problem, graph: CostGraph, hardware: Hardware) -> bool:

@@ -18,15 +18,14 @@ from hybridc.cost_models.load import DeviceModel
 from hybridc.cost_models.roofline import Roofline
 from hybridc.errors import BudgetError, UsageError
 from hybridc.placement.cost_graph import CostGraph, CostGroup
-from hybridc.placement.decide import Costs, limits_of
+from hybridc.placement.decide import Costs, find_best, limits_of
 from hybridc.placement.describe import describe_costs, predict, transfers_of
 from hybridc.placement.hardware import Hardware, make_problem
 from hybridc.placement.moves import tensors_of
 from hybridc.placement.plan_file import PlanFile, PlanGroup, PlanLink
 from hybridc.placement.problem import Infeasible, Placement, Problem, Solution, Tensor
 from hybridc.placement.rules import parse_rules
-from hybridc.placement.solvers.choose import DEFAULT_SECONDS, solve
-from hybridc.placement.solvers.stages import prefer_stages
+from hybridc.placement.solvers.choose import DEFAULT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def reconsider(plan: PlanFile, change: Change) -> PlanFile:
     """
     costs = _costs(plan, change)
     try:
-        solution = prefer_stages(costs.problem, solve(costs.problem, change.seconds))
+        solution = find_best(costs.problem, costs.graph, costs.hardware, change.seconds)
     except Infeasible as error:
         raise BudgetError("no placement keeps the limits of the plan on this hardware") from error
     return _redescribed(plan, dataclasses.replace(costs, solution=solution))

@@ -53,7 +53,7 @@ from hybridc.precision.quantize import (
     quantize_static,
 )
 from hybridc.precision.samples import FEW, Samples, load_samples, specs_of
-from hybridc.precision.search import Found, search
+from hybridc.precision.search import Found, afford_halves, search
 from hybridc.precision.static import Calibrated, calibrate_model
 from hybridc.precision.weights import quantize_tables, quantize_weights
 from hybridc.progress import Progress
@@ -262,6 +262,7 @@ def _searched(
     calibrated = calibrate_model(prepared.model, samples, wanted.method)
     fast = tuple(name for name in calibrated.anchors if name not in slow)
     calibrated = dataclasses.replace(calibrated, anchors=fast)  # rounding the others costs budget
+    calibrated = afford_halves(calibrated, samples, wanted.budget)
     found = search(calibrated, samples, wanted.budget, _cost(prepared, calibrated, options))
     if not found.chosen:
         return prepared.model, found

@@ -12,10 +12,13 @@ The worst sample of many is worse than that of a few, so every choice is measure
 those first that broke the budget before: what does not fit is found out by the first few. What is
 measured on samples that were calibrated with comes out a little better on others. Therefore only a
 part of what the budget allows is used; the rest is for samples not seen.
+
+Layers that stay float have weights of 16 bits, unless rounding them alone takes much of the budget.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +40,10 @@ POINTS = 8
 
 USED = 0.5
 """Share of what the budget allows that is used on samples that were calibrated with."""
+
+
+FOR_HALVES = 0.1
+"""Share of what the budget allows that weights of 16 bits in float layers may take."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,20 @@ def search(calibrated: Calibrated, samples: Samples, budget: Budget, cost: Preci
     )
 
 
+def afford_halves(calibrated: Calibrated, samples: Samples, budget: Budget) -> Calibrated:
+    """The model with weights of 16 bits in its float layers only if the budget hardly feels them.
+
+    Args:
+        calibrated: The model.
+        samples: Samples that were calibrated with.
+        budget: What must be kept.
+    """
+    original = open_session(calibrated.model.SerializeToString())
+    rounded = open_session(calibrated.rounded().SerializeToString())
+    pairs = ((original(sample), rounded(sample)) for sample in _spread(samples, CHECKED))
+    return dataclasses.replace(calibrated, halves=has_room(budget, budget.of(pairs), FOR_HALVES))
+
+
 def fitting(order: Sequence[str], is_kept: Callable[[list[str]], bool]) -> list[str]:
     """Layers that keep a budget: the first ones, and those behind that fit, too, one by one."""
     low, high = 0, len(order) + 1
@@ -182,11 +203,11 @@ def _layers(
     return (*chosen, *left, *useless)
 
 
-def has_room(budget: Budget, value: float) -> bool:
-    """Whether a value keeps a budget with something to spare for samples not seen."""
+def has_room(budget: Budget, value: float, used: float = USED) -> bool:
+    """Whether a value takes no more than a share of what a budget allows."""
     if budget.at_least:
-        return 1 - value <= USED * (1 - budget.bound)
-    return value <= USED * budget.bound
+        return 1 - value <= used * (1 - budget.bound)
+    return value <= used * budget.bound
 
 
 def is_lost(budget: Budget, values: Sequence[float], count: int) -> bool:

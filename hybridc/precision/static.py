@@ -40,15 +40,17 @@ class Calibrated:
         anchors: Names of its convolutions and matrix products of a constant weight, in order.
         ranges: Of the tensors that they and what works on images read and make.
         means: Of the second axis of the same tensors, where its size is fixed.
+        halves: Whether weights of anchors that stay float are rounded to 16 bits.
     """
 
     model: onnx.ModelProto
     anchors: tuple[str, ...]
     ranges: Mapping[str, Range]
     means: Mapping[str, Array]
+    halves: bool = True
 
     def quantized(self, anchors: Collection[str], slow: Collection[str] = ()) -> onnx.ModelProto:
-        """The model with some of its anchors in int8, and the weights of others as float16.
+        """The model with some of its anchors in int8, and the weights of others in 16 bits.
 
         Args:
             anchors: Names of those in int8.
@@ -59,8 +61,16 @@ class Calibrated:
             return self.model
         nodes = taking_part(self.model, anchors)
         model = insert_qdq(self.model, nodes, self.ranges, self.means)
-        round_weights(model, set(self.anchors) - {*anchors, *slow})
+        if self.halves:
+            round_weights(model, set(self.anchors) - {*anchors, *slow})
         round_to_steps(model, slow)
+        return model
+
+    def rounded(self) -> onnx.ModelProto:
+        """The model with the weights of all anchors in 16 bits, and nothing in int8."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        round_weights(model, set(self.anchors))
         return model
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -278,6 +279,25 @@ def test_explain():
     assert {cost["device"] for cost in data["costs"]} == {"near", "far", "onnxruntime:0"}
     assert_refused(command("explain", "plan.json", "lrage"), 2, "did you mean 'large'")
     assert_refused(command("explain", "nothing.json"), 2, "cannot read the plan")
+
+
+@pytest.mark.parametrize(("seconds", "places"), [(0.97, {"near"}), (0.5, {"near", "far"})])
+def test_a_measured_plan_that_is_asked_again_is_the_same(folder, seconds, places):
+    """Also where a split would be a little faster, which is not worth it."""
+    versions = {"hybridc": hybridc.__version__, "tvm": version("apache-tvm")}
+    code = {"kind": "llvm", "specification": "", "versions": versions}
+    works = [dataclasses.asdict(group.work) for group in plan(*MACHINES).groups]
+    own = {"near": (1.0, 1.0, 1.0), "far": (seconds, 2.0, 2.0)}
+    for name, times in own.items():
+        rows = [
+            {"work": work, "code": code, "seconds": time, "spread": 0.0, "runs": 9}
+            for work, time in zip(works, times, strict=True)
+        ]
+        (folder / f"{name}.json").write_text(json.dumps({**CPU, "measurements": rows}))
+    measured = ("--profile", "near=near.json", "--profile", "far=far.json")
+    found = plan("--target", "near=llvm", "--target", "far=llvm", *measured, *LINK)
+    assert set(devices(found).values()) == places
+    assert reconsider(found, Change()) == found
 
 
 @pytest.mark.usefixtures("folder")

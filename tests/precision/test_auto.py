@@ -6,17 +6,25 @@ import itertools
 import json
 from xml.etree import ElementTree
 
+import numpy as np
 import onnx
 import pytest
 from hybridc.targets.protocol import Device
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
 from hybridc.precision.budget import Budget, parse_budget
 from hybridc.precision.costs import predict
 from hybridc.precision.curve import as_json, as_svg, as_table
 from hybridc.precision.samples import load_samples
-from hybridc.precision.search import USED, fitting, has_room, is_lost, search
+from hybridc.precision.search import (
+    USED,
+    afford_halves,
+    has_room,
+    is_lost,
+    search,
+)
 from hybridc.precision.static import calibrate_model
 from tests.models import save
 from tests.precision.data import network, samples, write_samples
@@ -27,13 +35,23 @@ DEVICE = Device("llvm", "llvm", "x86-64-v3")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """Searches by bound."""
+def loaded(tmp_path_factory):
+    """Samples to calibrate with."""
     data = write_samples(tmp_path_factory.mktemp("auto") / "data", samples(12))
+    return load_samples(str(data), SPECS, {})
+
+
+@pytest.fixture(scope="module")
+def calibrated(loaded):
+    """A network that was calibrated."""
     model = onnx.shape_inference.infer_shapes(network())
-    loaded = load_samples(str(data), SPECS, {})
-    calibrated = calibrate_model(model, loaded, "percentile")
-    cost = predict(model, calibrated.anchors, DEVICE, None)
+    return calibrate_model(model, loaded, "percentile")
+
+
+@pytest.fixture(scope="module")
+def found(calibrated, loaded):
+    """Searches by bound."""
+    cost = predict(calibrated.model, calibrated.anchors, DEVICE, None)
     bounds = (1e-9, 0.01, 0.5)
     return {b: search(calibrated, loaded, parse_budget(f"relative={b}"), cost) for b in bounds}
 
@@ -63,17 +81,19 @@ def test_the_curve_rises_in_error_and_falls_in_time_and_size(found):
     assert points[-1].value > 0
 
 
-def test_layers_behind_one_that_does_not_fit_are_tried():
-    def is_kept(names):
-        return sum(prices[name] for name in names) <= 10
-
-    prices = {"a": 6, "b": 5, "c": 3, "d": 2, "e": 1}
-    assert fitting("abcde", is_kept) == ["a", "c", "e"]
-    assert fitting("ab", is_kept) == ["a"]
-    assert fitting("cde", is_kept) == ["c", "d", "e"]
-    assert fitting("", is_kept) == []
-    prices["a"] = 11
-    assert fitting("abcde", is_kept) == ["b", "c", "d"]
+@pytest.mark.parametrize(("bound", "halves"), [("1e-6", False), ("0.5", True)])
+def test_weights_of_float_layers_are_rounded_where_the_budget_hardly_feels_it(
+    calibrated, loaded, bound, halves
+):
+    budget = parse_budget(f"relative={bound}")
+    model = afford_halves(calibrated, loaded, budget).quantized(["b"])
+    weights = [
+        numpy_helper.to_array(next(t for t in one.graph.initializer if t.name == "a.w"))
+        for one in (calibrated.model, model)
+    ]
+    rounded = weights[0].astype(np.float16).astype(np.float32)
+    assert np.any(rounded != weights[0])
+    assert np.array_equal(weights[1], rounded if halves else weights[0])
 
 
 @given(st.lists(st.floats(0.9, 1), min_size=1, max_size=30), st.floats(0.9, 0.9999))

@@ -43,13 +43,14 @@ def prefer_one_device(problem: Problem, found: Solution, measured: Pairs = froze
     used = sorted(set(found.placement))
     if len(used) < 2:
         return found
-    devices = range(len(problem.devices))
-    plain = min((preferring(problem, d) for d in devices), key=lambda one: objective(problem, one))
+    plain = [tuple(preferring(problem, device)) for device in range(len(problem.devices))]
+    fewer = [placement for placement in plain if len(set(placement)) < len(used)]
+    best = min(fewer, key=lambda one: objective(problem, one), default=found.placement)
     doubt = DOUBT_SECONDS * handed_over(problem, found.placement, measured)
     most = (1 + NEARLY) * objective(problem, found.placement) + doubt
-    if len(set(plain)) >= len(used) or objective(problem, plain) > most:
+    if best == found.placement or objective(problem, best) > most:
         return found
-    return Solution(plain, found.bound, f"{found.solver}, one device")
+    return Solution(best, found.bound, f"{found.solver}, one device")
 
 
 def handed_over(problem: Problem, placement: Placement, measured: Pairs = frozenset()) -> int:

@@ -53,6 +53,21 @@ def test_what_is_handed_over_is_in_doubt(tensors, is_split):
     assert prefer_one_device(problem, best, {(0, 1)}) == best, "it was measured, so it is known"
 
 
+def test_a_device_that_may_run_nothing_changes_nothing():
+    """Such as the one that nodes fall back to: all others at their best is no plan for one."""
+    problem = split_problem(2 * NEARLY)
+    rows = tuple((*row, 0.0) for row in problem.figures[SECONDS].groups)
+    wider = dataclasses.replace(
+        problem,
+        devices=(*problem.devices, "spare"),
+        places=(0, 0, 0),
+        figures={SECONDS: Figure(rows, {})},
+    )
+    best = solve(wider)
+    assert best.placement == (0, 0, 1, 0)
+    assert prefer_one_device(wider, best).placement == (0, 0, 0, 0)
+
+
 def test_limits_are_kept_and_other_objectives_stay():
     problem = split_problem(2 * NEARLY)
     tight = dataclasses.replace(problem, limits={SECONDS: 4.0 - NEARLY})
