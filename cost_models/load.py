@@ -90,8 +90,8 @@ def _learned(own: Mapping[str, Any] | None, kind: str, where: str) -> LearnedFil
     return trees
 
 
-def measured_devices(path: str, codes: Mapping[str, Code]) -> list[str]:
-    """The devices that a machine's file knows, of those whose code is given.
+def read_machine(path: str) -> tuple[dict[str, Any], str]:
+    """What a machine's file says, and what to call it in messages.
 
     Raises:
         UsageError: It is no such file.
@@ -100,6 +100,17 @@ def measured_devices(path: str, codes: Mapping[str, Code]) -> list[str]:
     data = load_json(text, where)
     if DEVICES not in data:
         raise UsageError(f"{where} has no devices: hybridc calibrate run writes such a file")
+    read_entries(data, where)
+    return data, where
+
+
+def measured_devices(path: str, codes: Mapping[str, Code]) -> list[str]:
+    """The devices that a machine's file knows, of those whose code is given.
+
+    Raises:
+        UsageError: It is no such file.
+    """
+    data, where = read_machine(path)
     return [name for name, code in codes.items() if _matches(data, code, name, where)]
 
 

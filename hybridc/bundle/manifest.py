@@ -398,7 +398,7 @@ def from_json(text: bytes, where: str) -> Manifest:
         if _canonical({**body, "digest": digest}) != text:
             raise ValueError("its text was changed")
         return typing.cast(Manifest, build_record(Manifest, body, "manifest"))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BundleError(
             f"{where} is damaged: {error}; compile the model again or fetch the bundle anew"
         ) from error
@@ -409,6 +409,8 @@ def _canonical(body: Mapping[str, Any]) -> bytes:
 
 
 def _check_schema(body: Mapping[str, Any], where: str) -> None:
+    if "schema" not in body:
+        raise ValueError("manifest.schema is missing")
     major, _, minor = str(body["schema"]).partition(".")
     if int(major) != SCHEMA[0] or int(minor) < 0:
         raise BundleError(
@@ -445,21 +447,25 @@ def build_record(kind: Any, value: Any, path: str) -> Any:
 
 def _build_dataclass(kind: Any, value: Any, path: str) -> Any:
     _expect(isinstance(value, dict), path, "an object")
-    hints = _type_hints(kind)
-    known = {f.name for f in dataclasses.fields(kind)}
-    return kind(
-        **{
-            name: build_record(hints[name], item, f"{path}.{name}")
-            for name, item in value.items()
-            if name in known
-        }
-    )
+    hints, needed = _fields_of(kind)
+    found = {
+        name: build_record(hints[name], item, f"{path}.{name}")
+        for name, item in value.items()
+        if name in hints
+    }
+    missing = next((name for name in needed if name not in found), None)
+    if missing is not None:
+        raise ValueError(f"{path}.{missing} is missing")
+    return kind(**found)
 
 
 @functools.cache
-def _type_hints(kind: Any) -> Mapping[str, Any]:
-    """Types of a dataclass's fields; finding them out takes longer than reading a record."""
-    return typing.get_type_hints(kind)
+def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Types of a dataclass's fields, and which it needs; finding out takes longer than reading."""
+    hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
+    blank = dataclasses.MISSING
+    needed = [f.name for f in fields if f.default is blank and f.default_factory is blank]
+    return {f.name: hints[f.name] for f in fields}, tuple(needed)
 
 
 def _build_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:

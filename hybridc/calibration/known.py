@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridc.calibration.machine import Machine, MachineDevice
+from hybridc.bundle.manifest import build_record
+from hybridc.calibration.machine import Figure, Machine, MachineDevice
 from hybridc.calibration.record import GROUP, Kernel
-from hybridc.cost_models.device import DeviceProfile, load_json, parse_profile, read_profile_text
-from hybridc.cost_models.load import DEVICES, read_entries
+from hybridc.cost_models.device import DeviceProfile, parse_profile
+from hybridc.cost_models.load import DEVICES, read_machine
 from hybridc.cost_models.measured import Code, by_signature, parse_measurements
 from hybridc.errors import UsageError
 
@@ -41,6 +42,14 @@ class KnownDevice:
 
 
 @dataclass(frozen=True)
+class _Entry:
+    """What of a device's entry is not checked where it is read as a cost model."""
+
+    cores: tuple[int, ...]
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True)
 class KnownMachine:
     """A machine's file.
 
@@ -62,14 +71,22 @@ class KnownMachine:
         if entry is None or (entry["kind"], entry["specification"]) != code.key[:2]:
             built_for = ":".join(filter(None, code.key[:2]))
             raise UsageError(f"{self.where} knows no {name} for {built_for}; {_HINT}")
-        if tuple(entry["cores"]) != cores:
+        before = self._entry(name).cores
+        if before != cores:
             raise UsageError(
-                f"{self.where} knows {name} on cores {entry['cores']}, and here it has "
+                f"{self.where} knows {name} on cores {list(before)}, and here it has "
                 f"{list(cores)}; {_HINT}"
             )
         rows = parse_measurements(entry[_MEASUREMENTS], self.where)
         seconds = {name: one.seconds for name, one in by_signature(rows, code).items()}
         return KnownDevice(parse_profile(entry["profile"], self.where), seconds)
+
+    def _entry(self, name: str) -> _Entry:
+        try:
+            found: _Entry = build_record(_Entry, self.data[DEVICES][name], name)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"{self.where} does not describe a machine: {error}") from error
+        return found
 
     def with_more(self, machine: Machine) -> dict[str, Any]:
         """What the file says with what else was measured, which replaces what it is newer than."""
@@ -78,8 +95,8 @@ class KnownMachine:
             name: _with_more(entry, machine.devices[name]) if name in machine.devices else entry
             for name, entry in self.data[DEVICES].items()
         }
-        found[_NOTES] = list(dict.fromkeys((*self.data.get(_NOTES, ()), *machine.notes)))
-        return found
+        notes = self.data.get(_NOTES, [])
+        return {**found, _NOTES: [*notes, *(one for one in machine.notes if one not in notes)]}
 
 
 _HINT = "measure the machine anew, without --known"
@@ -103,9 +120,5 @@ def read_known(path: Path) -> KnownMachine:
     Raises:
         UsageError: It cannot be read, or is no such file.
     """
-    text, where = read_profile_text(str(path))
-    data = load_json(text, where)
-    if DEVICES not in data:
-        raise UsageError(f"{where} has no devices: hybridc calibrate run writes such a file")
-    read_entries(data, where)
+    data, where = read_machine(str(path))
     return KnownMachine(where, data)

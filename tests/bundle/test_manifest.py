@@ -139,7 +139,7 @@ def test_a_number_too_large_is_refused():
 def test_missing_field_is_refused_by_name(field):
     body = json.loads(to_json(EXAMPLE))
     del body[field]
-    with pytest.raises(BundleError, match=field):
+    with pytest.raises(BundleError, match=f"{field} is missing"):
         from_json(sealed(body), "manifest")
 
 

@@ -75,22 +75,27 @@ def test_times_of_other_code_are_replaced(folder, monkeypatch):
     assert json.loads((folder / "old.json").read_text()) == before
 
 
+BAD = {
+    "machine: llvm:0.cores is missing": ("llvm:0", {"cores": None}),
+    "machine: llvm:1.figures[0].name is missing": ("llvm:1", {"figures": [{"value": 1}]}),
+    "knows no llvm:1 for llvm": ("llvm:1", None),
+    "knows no llvm:0 for llvm": ("llvm:0", {"specification": "znver3"}),
+    "knows llvm:0 on cores [77]": ("llvm:0", {"cores": [77]}),
+}
+"""What a refusal says, by the device that is changed, and how; ``None`` is left out."""
+
+
 def test_a_machine_that_is_another_is_refused(folder, monkeypatch):
     monkeypatch.chdir(folder)
     machine = json.loads((folder / "machine.json").read_text())
     run = (*RUN, "-o", "out.json", "--known")
-    changes = {
-        "knows no llvm:1 for llvm": lambda devices: devices.pop("llvm:1"),
-        "knows no llvm:0 for llvm": lambda devices: devices["llvm:0"].update(
-            specification="znver3"
-        ),
-        "knows llvm:0 on cores [77]": lambda devices: devices["llvm:0"].update(cores=[77]),
-    }
-    for message, change in changes.items():
-        data = json.loads(json.dumps(machine))
-        change(data["devices"])
-        (folder / "bad.json").write_text(json.dumps(data))
-        assert_refused(hybridc(*run, "bad.json"), 2, message, "without --known")
+    for message, (name, change) in BAD.items():
+        entry = {**machine["devices"][name], **(change or {})}
+        entry = {field: value for field, value in entry.items() if value is not None}
+        others = {other: e for other, e in machine["devices"].items() if other != name}
+        devices = {**others, name: entry} if change else others
+        (folder / "bad.json").write_text(json.dumps({**machine, "devices": devices}))
+        assert_refused(hybridc(*run, "bad.json"), 2, message, "bad.json")
     for text in ("{}", "[", '{"schema": "1.0", "devices": {"llvm:0": {"kind": 1}}}'):
         (folder / "bad.json").write_text(text)
         assert_refused(hybridc(*run, "bad.json"), 2, "bad.json")
