@@ -84,24 +84,40 @@ def run_calibration(
     notes: list[str] = []
     found = _devices(session, known, notes)
     passing = Passing(session.manifest, limit, clock)
-    results: dict[str, _Result] = {}
     with ExitStack() as stack:
         wholes = {one.spec.name: _wholes(session, one, stack) for one in found}
-        for one in found:
-            _alone(_time_wholes, session, wholes, passing, notes)
-            measure = _measure_device if one.known is None else _measure_more
-            results[one.spec.name] = _alone(measure, session, one, passing.run, notes)
-        _alone(_time_wholes, session, wholes, passing, notes)
-        progress("between devices")
-        ends = {name: one.measured for name, one in results.items() if one.measured}
-        completed = _alone(complete, ends, passing, notes.append)
-        _alone(_time_wholes, session, wholes, passing, notes)
-    made = {}
-    for one in found:
-        name, result = one.spec.name, results[one.spec.name]
-        device = completed.get(name, result.device)
-        made[name] = _in_place(device, result.own, wholes[name], session, passing.run, one.known)
+        results = _measure_all(session, found, wholes, passing, notes)
+    made = {
+        one.spec.name: _in_place(
+            session, one, results[one.spec.name], wholes[one.spec.name], passing.run
+        )
+        for one in found
+    }
     return Machine(SCHEMA, hybridc.__version__, made, tuple(notes))
+
+
+def _measure_all(
+    session: Session,
+    devices: Sequence[_Device],
+    wholes: Mapping[str, Sequence[Whole]],
+    passing: Passing,
+    notes: list[str],
+) -> dict[str, _Result]:
+    """Measure devices one by one and what is between them, the wholes before, between and after."""
+    results: dict[str, _Result] = {}
+    for one in devices:
+        _alone(_time_wholes, session, wholes, passing, notes)
+        measure = _measure_device if one.known is None else _measure_more
+        results[one.spec.name] = _alone(measure, session, one, passing.run, notes)
+    _alone(_time_wholes, session, wholes, passing, notes)
+    session.progress("between devices")
+    ends = {name: result.measured for name, result in results.items() if result.measured}
+    completed = _alone(complete, ends, passing, notes.append)
+    _alone(_time_wholes, session, wholes, passing, notes)
+    return {
+        name: dataclasses.replace(result, device=completed.get(name, result.device))
+        for name, result in results.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -234,17 +250,13 @@ def _time_wholes(
 
 
 def _in_place(
-    device: MachineDevice,
-    own: Sequence[Row],
-    wholes: Sequence[Whole],
-    session: Session,
-    run: Timing,
-    known: KnownDevice | None,
+    session: Session, one: _Device, result: _Result, wholes: Sequence[Whole], run: Timing
 ) -> MachineDevice:
     """A device with the times of its kernels as in their models, beside what a run takes."""
-    timed = [(one.kernel, one.time(device.profile, run)) for one in wholes if one.times]
-    corrected, ratios = correct(own, timed, known.seconds if known else {})
-    made_by = MeasuredCode(device.kind, device.specification, session.calibration.versions)
+    device, known = result.device, one.known
+    timed = [(whole.kernel, whole.time(device.profile, run)) for whole in wholes if whole.times]
+    corrected, ratios = correct(result.own, timed, known.seconds if known else {})
+    made_by = _made_by(session, one.code)
     measurements = tuple(
         Measurement(kernel.work, made_by, time.seconds, time.spread, time.runs)
         for kernel, time in corrected

@@ -41,7 +41,6 @@ POINTS = 8
 USED = 0.5
 """Share of what the budget allows that is used on samples that were calibrated with."""
 
-
 FOR_HALVES = 0.1
 """Share of what the budget allows that weights of 16 bits in float layers may take."""
 

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hybridc.cost_models.device import DeviceProfile, MemoryLevel
 from hybridc.targets.registry import parse_targets
 
 from hybridc.calibration import kernel as kernels
@@ -16,12 +15,10 @@ from hybridc.compiler import Options, build, describe, part_files
 from hybridc.frontend.read import read_model
 from hybridc.runtime.parts import load_part
 from hybridc.runtime.tensors import HOST, to_tensor
+from tests.calibration.devices import CPU
 from tests.models import make_model, node, save
 
 MEGABYTE = 2**20
-PROFILE = DeviceProfile(
-    "half", "data sheet", "", {"float32": 1e9}, (MemoryLevel("memory", 10**9, 1e9),), 1e-6
-)
 
 
 def load(model, folder):
@@ -56,9 +53,7 @@ def halves(tmp_path_factory):
     names = ("llvm:0", "llvm:1")
     specs = [dataclasses.replace(manifest.devices[0], name=name) for name in names]
     ends = [
-        End(
-            name, PROFILE, {n: placed(p, name) for n, p in parts.items()}, dict.fromkeys(parts, 0.0)
-        )
+        End(name, CPU, {n: placed(p, name) for n, p in parts.items()}, dict.fromkeys(parts, 0.0))
         for name in names
     ]
     return dataclasses.replace(manifest, devices=tuple(specs)), ends

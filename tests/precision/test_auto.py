@@ -21,6 +21,7 @@ from hybridc.precision.samples import load_samples
 from hybridc.precision.search import (
     USED,
     afford_halves,
+    fitting,
     has_room,
     is_lost,
     search,
@@ -94,6 +95,19 @@ def test_weights_of_float_layers_are_rounded_where_the_budget_hardly_feels_it(
     rounded = weights[0].astype(np.float16).astype(np.float32)
     assert np.any(rounded != weights[0])
     assert np.array_equal(weights[1], rounded if halves else weights[0])
+
+
+def test_layers_behind_one_that_does_not_fit_are_tried():
+    def is_kept(names):
+        return sum(prices[name] for name in names) <= 10
+
+    prices = {"a": 6, "b": 5, "c": 3, "d": 2, "e": 1}
+    assert fitting("abcde", is_kept) == ["a", "c", "e"]
+    assert fitting("ab", is_kept) == ["a"]
+    assert fitting("cde", is_kept) == ["c", "d", "e"]
+    assert fitting("", is_kept) == []
+    prices["a"] = 11
+    assert fitting("abcde", is_kept) == ["b", "c", "d"]
 
 
 @given(st.lists(st.floats(0.9, 1), min_size=1, max_size=30), st.floats(0.9, 0.9999))
