@@ -346,17 +346,19 @@ class Bench:
             data = {**head, **summary, RESULTS: results}
             self.parsed.output.write_text(json.dumps(data, indent=1) + "\n")
 
-    def judge_all(self, judge: Judge) -> Iterator[list[dict[str, Any]]]:
+    def judge_all(self, judge: Judge, shares: int = 1) -> Iterator[list[dict[str, Any]]]:
         """Results of all cases: with ``--jobs`` by processes of their own, otherwise here.
 
         Args:
             judge: Gives the results of a case; gets the time for it.
+            shares: Processes that share out the plans of a case, where there are processes.
         """
         count = len(self.cases)
         if self.spread.jobs > 1:
             keys = [(case.name, case.batch) for case in self.cases]
-            seconds = self.budget.left() * self.spread.jobs / max(count, 1)
-            yield from self.spread.judge(keys, self.costs, seconds)
+            rounds = max(1, count * shares / self.spread.jobs)
+            seconds = self.budget.left() / rounds
+            yield from self.spread.judge(keys, self.costs, seconds, shares)
             return
         for number, case in enumerate(self.cases):
             if self.budget.left() < 0:

@@ -14,7 +14,8 @@ best of many is partly lucky, and where a plan's tensors lie is luck, too.
 
 The regret is the time of the chosen plan over that of the best of all, itself included. The time in
 ``--budget`` is shared out among the cases; random plans for which there is none are left out, and
-their number is said. Results of plans are compared, too.
+their number is said. With ``--jobs`` and ``--shares`` several processes share out the plans of a
+case, which takes less time where plans take long to build. Results of plans are compared, too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from placing import (
     simple_placements,
     take_turns,
 )
+from spread import SHARE
 from turns import turn
 
 from hybridc.placement.decide import Costs
@@ -81,6 +83,7 @@ def compare(bench: Bench, case: Case, budget: Budget) -> list[dict[str, Any]]:
     found, costs = plan(case, bench.options(case))
     field = contenders(costs, bench.parsed.plans)
     first, *others = field
+    others = others[bench.parsed.share :: bench.parsed.shares]
     match = _Match(bench, case, found, costs)
     rows: dict[Placement, dict[str, Any]] = {}
     with match.load(first) as chosen:
@@ -106,6 +109,18 @@ def compare(bench: Bench, case: Case, budget: Budget) -> list[dict[str, Any]]:
             "plans": [{"plan": field[placement], **row} for placement, row in rows.items()],
         }
     ]
+
+
+def combine(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results of cases, of which each share of the plans may have its own."""
+    cases: dict[tuple[str, int], dict[str, Any]] = {}
+    for result in results:
+        key = (result["model"], result["batch"])
+        one = cases.setdefault(key, {**result, "regret": 1.0, "left out": 0, "plans": []})
+        one["regret"] = max(one["regret"], result["regret"])
+        one["left out"] += result["left out"]
+        one["plans"] += result["plans"]
+    return list(cases.values())
 
 
 def count_devices(found: PlanFile) -> dict[str, int]:
@@ -171,12 +186,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add_options(parser, BATCHES)
     parser.add_argument("--plans", type=int, default=20, help="random plans for each case")
+    parser.add_argument("--shares", type=int, default=1, help="processes for a case, see --jobs")
+    parser.add_argument(SHARE, type=int, default=0, help=argparse.SUPPRESS)
     parsed = parser.parse_args(arguments)
     results: list[dict[str, Any]] = []
     with prepare(parsed, BATCHES, __file__, arguments) as bench:
         print(FORM.format("case", "plan", "predicted ms", "measured ms", "ratio"))
-        for found in bench.judge_all(compare):
-            results += found
+        for found in bench.judge_all(compare, parsed.shares):
+            results = combine([*results, *found])
             show(found[0])
             bench.save(results, **summarize(results))
     if results:

@@ -1,7 +1,8 @@
 """Cases of a benchmark of plans in processes of their own, which prepare side by side.
 
 First a process for each case measures its groups, and one machine's file takes all of that. Then
-one for each case judges plans by that file. See turns.py for who measures when.
+one for each case, or for each share of a case's plans, judges plans by that file. See turns.py for
+who measures when.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from turns import run_all
 
 ONLY_COSTS = "--only-costs"
+SHARE = "--share"
 RESULTS = "results"
 """Field of an output with the rows of a case."""
 
@@ -66,17 +68,25 @@ class Spread:
         return {f"{n}, batch {batch}": self.command(n, batch, *more) for n, batch in cases}
 
     def judge(
-        self, cases: Sequence[tuple[str, int]], costs: Path, seconds: float
+        self, cases: Sequence[tuple[str, int]], costs: Path, seconds: float, shares: int = 1
     ) -> Iterator[list[dict[str, Any]]]:
-        """Results of cases by one machine's file.
+        """Results of cases by one machine's file, or of each share of a case.
 
         Args:
             cases: Each a name and a batch.
             costs: The machine's file.
-            seconds: Time for a case; see ``--budget``.
+            seconds: Time for a share; see ``--budget``.
+            shares: Processes that share out the plans of a case, told which by ``--share``.
         """
         more = ("--costs", str(costs), "--budget", str(seconds), "--output")
-        for found in self._written(self._commands(cases, *more)):
+        commands = {
+            f"{name}, {share}": words
+            for share in range(shares)
+            for name, words in self._commands(
+                cases, *((SHARE, str(share)) if shares > 1 else ()), *more
+            ).items()
+        }
+        for found in self._written(commands):
             yield found[RESULTS]
 
     def _written(
