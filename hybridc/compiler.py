@@ -38,6 +38,7 @@ from hybridc.packaging import (
     describe,
     describe_alternative,
     part_files,
+    runtime_files,
     write_bundle,
 )
 from hybridc.passes.pipeline import run_passes
@@ -55,6 +56,7 @@ from hybridc.progress import Progress
 from hybridc.reference import Sample, run_reference
 from hybridc.remote.audit import audit
 from hybridc.runtime.arrays import make_inputs, read_arrays
+from hybridc.runtime.library import load_runtime
 from hybridc.runtime.loader import Model
 from hybridc.runtime.machine import why_not
 from hybridc.runtime.parts import SESSION_KIND, load_part
@@ -340,6 +342,9 @@ def _dimension(dim: int | ir.SymbolicDim) -> int | str:
 def load_built(built: Built) -> Model:
     """Load a model that was compiled in memory, in this process, without writing a bundle."""
     manifest = describe(built)
+    libraries = runtime_files(manifest, built.placed.plan)
+    for names in manifest.runtime.values():
+        load_runtime(manifest, lambda name: libraries[name](), names)
     weights = {name: to_tensor(array) for name, array in built.weights.items()}
     files = part_files(built)
     parts = [load_part(manifest, spec, files.__getitem__, weights) for spec in manifest.parts]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import files, version
 from pathlib import Path
@@ -263,13 +264,22 @@ def write_bundle(
 
 def write_runtime(writer: BundleWriter, manifest: Manifest, plan: Plan) -> None:
     """Write the runtime's libraries that the manifest names, for the devices of a plan."""
+    for name, read in runtime_files(manifest, plan).items():
+        if name not in writer.files:
+            writer.put(name, [read()])
+
+
+def runtime_files(manifest: Manifest, plan: Plan) -> dict[str, Callable[[], bytes]]:
+    """What gives the content of each of the runtime's libraries, by its path in a bundle."""
+    found: dict[str, Callable[[], bytes]] = {}
     for device in plan.devices():
         target = find_target(device.kind)
         architecture = target.compatibility(device.specification).architecture
         for name in manifest.runtime.get(architecture, ()):
-            if name not in writer.files:
-                stem = Path(name).stem.removeprefix("lib")
-                writer.put(name, [target.runtime_library(stem, device.specification)])
+            stem = Path(name).stem.removeprefix("lib")
+            give = functools.partial(target.runtime_library, stem, device.specification)
+            found.setdefault(name, give)
+    return found
 
 
 def _license_text(name: str) -> bytes:

@@ -109,7 +109,8 @@ def _prepare(session: Session, spec: DeviceSpec) -> None:
     for library in spec.libraries:
         load_runtime_library(library)
     if spec.architecture:
-        load_runtime(session.bundle, loadable(session.manifest, spec.architecture))
+        libraries = loadable(session.manifest, spec.architecture)
+        load_runtime(session.manifest, session.bundle.read_code, libraries)
 
 
 def loadable(manifest: Manifest, architecture: str) -> list[str]:

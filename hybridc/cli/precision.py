@@ -26,8 +26,8 @@ _OPTIONS = (
         type=click.Choice(PRECISIONS),
         default="fp32",
         show_default=True,
-        help="fp16, bf16: floats of 16 bits; auto: int8 for as many layers as --accuracy-budget "
-        "allows, else fp32; "
+        help="fp16, bf16: floats of 16 bits; auto: int8, or integers of 16 bits, for as many "
+        "layers as --accuracy-budget allows, else fp32; "
         "int8: convolutions and matrix products on integers, with ranges from "
         "--calibration; int8-dynamic: matrix products, with ranges found in each run; "
         "int8-weights, int4-weights: only the weights of matrix products are stored in fewer bits.",

@@ -36,9 +36,10 @@ from hybridc.passes.raise_opset import ensure_opset
 from hybridc.precision.budget import Budget, Outputs, relative_error
 from hybridc.precision.costs import PrecisionCost, predict, weight_bytes
 from hybridc.precision.curve import auto_notes, check_suffix, write_curve
-from hybridc.precision.gains import no_faster
+from hybridc.precision.gains import multiplies_int16, no_faster
 from hybridc.precision.half import BFLOAT16, FLOAT16, convert_floats
 from hybridc.precision.placed import place_precisions
+from hybridc.precision.qdq import can_be_wide
 from hybridc.precision.quantize import (
     AUTO,
     BF16,
@@ -257,7 +258,7 @@ def _searched(
     options: Options,
     slow: Sequence[str],
 ) -> tuple[onnx.ModelProto, Found]:
-    """The model with the layers in int8 that a search under the budget chose."""
+    """The model with the layers in integers that a search under the budget chose."""
     assert wanted.budget is not None
     calibrated = calibrate_model(prepared.model, samples, wanted.method)
     fast = tuple(name for name in calibrated.anchors if name not in slow)
@@ -266,7 +267,7 @@ def _searched(
     found = search(calibrated, samples, wanted.budget, _cost(prepared, calibrated, options))
     if not found.chosen:
         return prepared.model, found
-    return calibrated.quantized(found.names), found
+    return calibrated.quantized(found.names, wide=found.wide), found
 
 
 def _cost(prepared: Prepared, calibrated: Calibrated, options: Options) -> PrecisionCost:
@@ -285,7 +286,8 @@ def _cost(prepared: Prepared, calibrated: Calibrated, options: Options) -> Preci
             return place_precisions(
                 costs, layers, slow, weight_bytes(ir.from_proto(prepared.model).graph)
             )
-    return predict(prepared.model, layers, options.devices[0], options.hardware)
+    has_wide = multiplies_int16(options.devices) and can_be_wide(prepared.model)
+    return predict(prepared.model, layers, options.devices[0], options.hardware, has_wide)
 
 
 def _for_prepared(options: Options, prepared: Prepared) -> Options:

@@ -37,8 +37,10 @@ def write_curve(found: Found, path: Path) -> None:
 def auto_notes(found: Found) -> list[str]:
     """Lines for the report: what was chosen, and why layers stay float."""
     none, chosen = found.points[0], found.point(found.chosen)
+    wide = f", {len(found.wide)} in int16" if found.wide else ""
     lines = [
-        f"{found.chosen} of {len(found.layers)} convolutions and matrix products are in int8: "
+        f"{len(found.names)} of {len(found.layers)} convolutions and matrix products are in int8"
+        f"{wide}: "
         f"predicted {1e3 * chosen.seconds:.3g} ms in place of {1e3 * none.seconds:.3g} "
         f"(profile {found.profile}), weights {chosen.bytes / 1e6:.3g} MB in place of "
         f"{none.bytes / 1e6:.3g}; {found.metric} {chosen.value:.6g} on samples of the calibration"
@@ -58,7 +60,7 @@ def as_json(found: Found) -> str:
 
 def as_table(found: Found) -> str:
     """The points, and then the layers, in Markdown."""
-    lines = [f"| layers in int8 | {found.metric} | predicted ms | weights in MB | |"]
+    lines = [f"| layers in integers | {found.metric} | predicted ms | weights in MB | |"]
     lines.append("|---|---|---|---|---|")
     for point in found.points:
         mark = "chosen" if point.count == found.chosen else "" if point.is_kept else "over budget"

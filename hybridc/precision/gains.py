@@ -40,6 +40,17 @@ def no_faster(model: onnx.ModelProto, devices: Sequence[Device]) -> tuple[str, .
     return slow if len(slow) < len(layers) else ()
 
 
+def multiplies_int16(devices: Sequence[Device]) -> bool:
+    """Whether there is one device, whose kernels multiply int16 by pairs."""
+    from hybridc.targets.llvm.cpu import parse_cpu
+    from hybridc.targets.llvm.schedules.integer_tiles import has_pairs, vector_lanes
+
+    if len(devices) != 1 or devices[0].kind != "llvm":
+        return False
+    cpu = parse_cpu(devices[0].specification)
+    return has_pairs(cpu) and vector_lanes(cpu) > 0
+
+
 def _is_x86_64(device: Device) -> bool:
     from hybridc.targets.llvm.cpu import parse_cpu
 

@@ -87,7 +87,11 @@ class PlacedCost:
         saved = {name: self._saved(name, placement[group]) for name, group in self.layers.items()}
         return placement, {n: value for n, value in saved.items() if value > price * errors[n]}
 
-    def seconds_with(self, names: Collection[str]) -> float:
+    def ranked_wide(self, errors: Mapping[str, float]) -> dict[str, float]:
+        """None: of several devices, layers are not offered int16."""
+        return {}
+
+    def seconds_with(self, names: Collection[str], wide: Collection[str] = ()) -> float:
         """Predicted time of a run with some layers in int8, placed for that."""
 
         def time(name: str, full: float, small: float) -> float:
@@ -96,7 +100,7 @@ class PlacedCost:
         problem = self._timed(time)
         return objective(problem, solve(problem, SOLVE_SECONDS).placement)
 
-    def bytes_with(self, names: Collection[str]) -> int:
+    def bytes_with(self, names: Collection[str], wide: Collection[str] = ()) -> int:
         """Bytes of weights with some layers in int8."""
         return self.bytes - sum(self.saved[name] for name in names)
 

@@ -16,6 +16,14 @@ with no rounding before it, nor behind it if no integer operator reads it. What 
 element-wise work to a sum and nowhere else stays in registers, too, and is not rounded. What others
 compute, such as normalizations, is quantized only for integer operators: the residuals of a
 transformer stay float.
+
+Wide nodes take int16 in place of that, without zero points, and clip their data before:
+
+    y = Conv(DQ(Q(Clip(x))), DQ(int16 w), DQ(int32 b))
+
+With what is clipped the largest magnitude of the data is known, and so is how many steps a weight
+may have for sums to stay in int32; see :mod:`hybridc.precision.scales`. What lies between two nodes
+is as wide as any that reads it.
 """
 
 from __future__ import annotations
@@ -29,7 +37,19 @@ import onnx_ir as ir
 
 from hybridc.passes.editor import Array, Editor, contents, dims_of, only_reader
 from hybridc.passes.quantization.quantized import is_pointwise
-from hybridc.precision.ranges import STEPS, Range
+from hybridc.passes.raise_opset import ensure_opset
+from hybridc.precision.ranges import Range
+from hybridc.precision.scales import (
+    LARGEST_BIAS,
+    LARGEST_WEIGHT,
+    LARGEST_WIDE,
+    Scale,
+    balanced_steps,
+    scale_of,
+    weight_steps,
+    wide_scale,
+    wide_weight_steps,
+)
 from hybridc.precision.weights import drop_unread
 
 ANCHORS = ("Conv", "MatMul", "Gemm")
@@ -38,7 +58,8 @@ ANCHORS = ("Conv", "MatMul", "Gemm")
 PER_CHANNEL_SINCE = 13
 """Opset from which a scale may belong to one channel."""
 
-_LARGEST_WEIGHT, _LARGEST_BIAS = 127, float(2**30)
+WIDE_SINCE = 21
+"""Opset from which on int16 is quantized to."""
 
 _SAME_RANGE = frozenset(("DepthToSpace", "MaxPool", "Resize"))
 """Operators whose result is quantized like their input."""
@@ -48,14 +69,14 @@ _ACTIVATIONS = frozenset(
 )
 _WITH_CONSTANTS = frozenset(("Add", "Div", "Mul", "Sub"))
 
-_SMALLEST = float(np.finfo(np.float32).tiny)
-
 
 def insert_qdq(
     model: onnx.ModelProto,
     nodes: Collection[str],
     ranges: Mapping[str, Range],
     means: Mapping[str, Array] | None = None,
+    wide: Collection[str] = (),
+    extremes: Mapping[str, Range] | None = None,
 ) -> onnx.ModelProto:
     """Quantize the operands of nodes, and the results of those that are about images.
 
@@ -64,10 +85,16 @@ def insert_qdq(
         nodes: Names of nodes, of operators that :mod:`hybridc.precision.quantize` chooses.
         ranges: Lowest and highest number of each tensor that they read or make.
         means: Mean of each channel of what they read, as far as it is known, to correct biases by.
+        wide: Those of the nodes that take int16; only of a model that :func:`can_be_wide`.
+        extremes: In place of the ranges for what is int16.
     """
     whole = ir.from_proto(model)
+    if wide:
+        ensure_opset(whole, WIDE_SINCE)
     opset = whole.graph.opset_imports.get("", 0)
-    writer = _Writer(Editor(whole.graph), ranges, means or {}, opset, frozenset(nodes))
+    spans = {False: ranges, True: extremes or ranges}
+    names = frozenset(nodes)
+    writer = _Writer(Editor(whole.graph), spans, means or {}, opset, names, frozenset(wide))
     before = list(whole.graph)
     for node, following in zip(before, [*before[1:], None], strict=True):
         if node.name in nodes:
@@ -77,26 +104,9 @@ def insert_qdq(
     return result
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How numbers become uint8.
-
-    Attributes:
-        step: The number that 1 stands for.
-        zero: The integer that 0 becomes.
-    """
-
-    step: np.float32
-    zero: np.uint8
-
-
-def scale_of(span: Range) -> Scale:
-    """The scale that reaches from the lowest number of a range to its highest, and to 0."""
-    low, high = min(span[0], 0.0), max(span[1], 0.0)
-    step = np.float32((high - low) / STEPS)
-    if step < _SMALLEST:
-        return Scale(np.float32(1), np.uint8(0))
-    return Scale(step, np.uint8(np.clip(np.rint(-low / float(step)), 0, STEPS)))
+def can_be_wide(model: onnx.ModelProto) -> bool:
+    """Whether a model may hold nodes that take int16."""
+    return ensure_opset(ir.from_proto(model), WIDE_SINCE)
 
 
 @dataclass
@@ -105,20 +115,22 @@ class _Writer:
 
     Attributes:
         editor: Of the graph.
-        ranges: By name of a tensor.
+        spans: Ranges by name of a tensor, of those that become int16 and of others.
         means: Of a tensor's channels, by its name.
         opset: Of the model.
         nodes: Names of the nodes that are to be quantized.
-        rounded: A tensor's numbers after rounding, by the tensor.
+        wide: Of those that take int16.
+        rounded: A tensor's numbers after rounding, by the tensor and whether it is wide.
         scales: By what was rounded.
     """
 
     editor: Editor
-    ranges: Mapping[str, Range]
+    spans: Mapping[bool, Mapping[str, Range]]
     means: Mapping[str, Array]
     opset: int
     nodes: frozenset[str]
-    rounded: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    wide: frozenset[str]
+    rounded: dict[tuple[ir.Value, bool], ir.Value] = field(default_factory=dict)
     scales: dict[ir.Value, Scale] = field(default_factory=dict)
 
     def rewrite(self, node: ir.Node, following: ir.Node | None) -> None:
@@ -128,8 +140,9 @@ class _Writer:
         for place, value in enumerate(node.inputs[:count]):
             if value is None or _is_register(value):
                 continue
-            if str(value.name) in self.ranges:
-                node.replace_input_with(place, self._round(value, node))
+            if self._has_range(value) or value in self.scales:
+                is_wide = node.name in self.wide
+                node.replace_input_with(place, self._round(value, node, is_wide))
         if node.op_type in ANCHORS:
             self._weight(node, means)
         if node.op_type not in ("MatMul", "Gemm"):
@@ -139,57 +152,98 @@ class _Writer:
         """Let all who read a node's result read it rounded."""
         result = node.outputs[0]
         reader, last = only_reader(result), last_of_chain(node)
-        if last is not node and str(last.outputs[0].name) in self.ranges:
+        if last is not node and self._has_range(last.outputs[0]):
             following, result = _after(last), last.outputs[0]
             if not any(use.node.name in self.nodes for use in result.uses()):
                 return
         elif reader is not None and reader.op_type == "Relu" and not reader.domain:
             following, result = _after(reader), reader.outputs[0]
-        if following is None or str(result.name) not in self.ranges or _is_register(result):
+        if following is None or not self._has_range(result) or _is_register(result):
             return
-        first = node.inputs[0]
-        same = self.scales.get(first) if node.op_type in _SAME_RANGE and first else None
         readers = list(result.uses())
-        rounded = self._round(result, following, same)
+        names = {str(use.node.name) for use in readers} & self.nodes or {str(node.name)}
+        is_wide, first = bool(names & self.wide), node.inputs[0]
+        same = self.scales.get(first) if node.op_type in _SAME_RANGE and first else None
+        if same is not None and same.is_wide != is_wide:
+            same = None
+        rounded = self._round(result, following, is_wide, same)
         for use in readers:
             use.node.replace_input_with(use.idx, rounded)
 
-    def _round(self, value: ir.Value, before: ir.Node, scale: Scale | None = None) -> ir.Value:
-        """A tensor, quantized and dequantized."""
-        if value in self.scales:
+    def _has_range(self, value: ir.Value) -> bool:
+        return str(value.name) in self.spans[False]
+
+    def _round(
+        self, value: ir.Value, before: ir.Node, is_wide: bool, scale: Scale | None = None
+    ) -> ir.Value:
+        """A tensor, quantized and dequantized; one of 8 bits does for those that take int16."""
+        known = self.scales.get(value)
+        if known is not None and (is_wide or not known.is_wide):
             return value
-        if value not in self.rounded:
-            scale = scale or scale_of(self.ranges[str(value.name)])
-            operands = [
-                self.editor.constant(np.array(scale.step), f"{value.name}__scale"),
-                self.editor.constant(np.array(scale.zero), f"{value.name}__zero"),
+        if (value, is_wide) not in self.rounded:
+            scale = scale or self._scale(value, is_wide)
+            rounded = self._insert(value, before, scale)
+            self.rounded[value, is_wide], self.scales[rounded] = rounded, scale
+        return self.rounded[value, is_wide]
+
+    def _scale(self, value: ir.Value, is_wide: bool) -> Scale:
+        """The scale of a tensor, or of what it was rounded from."""
+        origins = (origin for (origin, _), rounded in self.rounded.items() if rounded is value)
+        name = str(next(origins, value).name)
+        if not is_wide:
+            return scale_of(self.spans[False][name])
+        readers = [use.node for use in value.uses() if use.idx == 0 and use.node.name in self.wide]
+        anchors = [node for node in readers if node.op_type in ANCHORS]
+        weights = [(contents(n.inputs[1]), self._channel_axis(n)) for n in anchors]
+        steps = balanced_steps([(w, axis) for w, axis in weights if w is not None])
+        return wide_scale(self.spans[True][name], steps)
+
+    def _channel_axis(self, node: ir.Node) -> int | None:
+        """The axis of scales of an anchor's weight."""
+        rank = len(dims_of(node.inputs[1]) or ())
+        return channel_axis(node, rank) if self.opset >= PER_CHANNEL_SINCE else None
+
+    def _insert(self, value: ir.Value, before: ir.Node, scale: Scale) -> ir.Value:
+        """Write the nodes that quantize and dequantize a tensor."""
+        name = f"{value.name}__int16" if scale.is_wide else value.name
+        dims, source = dims_of(value), value
+        if scale.is_wide:
+            reach = np.float32(scale.step * scale.largest)
+            ends = [
+                self.editor.constant(np.array(end), f"{name}__{what}")
+                for what, end in (("low", -reach), ("high", reach))
             ]
-            dims = dims_of(value)
-            codes = self.editor.emit(
-                before, "QuantizeLinear", [value, *operands], dims, dtype=ir.DataType.UINT8
-            )
-            rounded = self.editor.emit(
-                before, "DequantizeLinear", [codes, *operands], dims, dtype=ir.DataType.FLOAT
-            )
-            self.rounded[value], self.scales[rounded] = rounded, scale
-        return self.rounded[value]
+            source = self.editor.emit(before, "Clip", [value, *ends], dims)
+        operands = [
+            self.editor.constant(np.array(scale.step), f"{name}__scale"),
+            self.editor.constant(np.array(scale.zero), f"{name}__zero"),
+        ]
+        kind = ir.DataType.INT16 if scale.is_wide else ir.DataType.UINT8
+        codes = self.editor.emit(before, "QuantizeLinear", [source, *operands], dims, dtype=kind)
+        return self.editor.emit(
+            before, "DequantizeLinear", [codes, *operands], dims, dtype=ir.DataType.FLOAT
+        )
 
     def _weight(self, node: ir.Node, means: Array | None) -> None:
         """Quantize a weight, and a bias in the scale of the sums."""
         weight, data = contents(node.inputs[1]), node.inputs[0]
         assert weight is not None
         assert data is not None
-        step = float(self.scales[data].step)
-        axis = channel_axis(node, weight.ndim) if self.opset >= PER_CHANNEL_SINCE else None
+        scale, is_wide = self.scales[data], node.name in self.wide
+        step = float(scale.step)
+        axis = self._channel_axis(node)
         bias = self._bias_of(node, 1 if axis is None else weight.shape[axis])
-        steps = weight_steps(weight, axis)
+        steps = (
+            wide_weight_steps(weight, axis, scale, bias) if is_wide else weight_steps(weight, axis)
+        )
         if bias is not None:
-            steps = np.maximum(steps, np.abs(bias) / (step * _LARGEST_BIAS))
+            steps = np.maximum(steps, np.abs(bias) / (step * LARGEST_BIAS))
         steps = steps.astype(np.float32) if axis is not None else np.float32(steps.max())
         shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
         wide = np.asarray(steps, np.float64).reshape(shape)
         codes = np.rint(weight / wide)
-        codes = np.clip(codes, -_LARGEST_WEIGHT, _LARGEST_WEIGHT).astype(np.int8)
+        kind, most = (np.int16, LARGEST_WIDE) if is_wide else (np.int8, LARGEST_WEIGHT)
+        codes = np.clip(codes, -most, most).astype(kind)
         node.replace_input_with(1, self._constant(node, 1, codes, np.asarray(steps), axis))
         if bias is not None:
             if means is not None:
@@ -281,13 +335,6 @@ def mean_shift(node: ir.Node, added: Array, means: Array) -> Array:
     sums = added.reshape(groups, added.shape[0] // groups, added.shape[1], -1).sum(axis=-1)
     shift: Array = np.einsum("gof,gf->go", sums, means.reshape(groups, -1))
     return shift.reshape(-1)
-
-
-def weight_steps(weight: Array, axis: int | None) -> Array:
-    """The largest magnitude of each filter, or of all, over the largest integer."""
-    others = tuple(i for i in range(weight.ndim) if i != axis)
-    steps = np.abs(weight.astype(np.float64)).max(axis=others).reshape(-1) / _LARGEST_WEIGHT
-    return np.where(steps < _SMALLEST, 1.0, steps)
 
 
 def _after(node: ir.Node) -> ir.Node | None:

@@ -5,7 +5,7 @@
     int8-dynamic   matrix products only; the ranges are measured anew in each run
     int8-weights   weights of matrix products in 8 bits, in blocks with a scale each
     int4-weights   the same in 4 bits
-    auto           as int8, for as many layers as a budget allows: see search.py
+    auto           as int8, or in int16, for as many layers as a budget allows: see search.py
     fp16, bf16     floats in 16 bits, but for operators that need more: see half.py
 
 Around a convolution, sums of two images, pools and concatenations take part too, so that what goes

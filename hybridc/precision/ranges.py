@@ -20,7 +20,8 @@ from hybridc.bundle.tensors import Array
 from hybridc.errors import UsageError
 from hybridc.precision.observe import Histogram
 
-METHODS = ("min-max", "percentile", "entropy", "mse")
+MIN_MAX = "min-max"
+METHODS = (MIN_MAX, "percentile", "entropy", "mse")
 
 STEPS = 255
 """Steps between the ends of a range."""
@@ -44,7 +45,7 @@ def range_of(histogram: Histogram, method: str) -> Range:
         UsageError: The method is unknown.
     """
     low, high = min(0.0, histogram.low), max(0.0, histogram.high)
-    if method == "min-max" or low == high:
+    if method == MIN_MAX or low == high:
         return low, high
     if method == "percentile":
         return _percentile(histogram, low, high)

@@ -9,7 +9,7 @@ can be written without running a sample again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -20,7 +20,7 @@ from hybridc.precision.anchors import anchors_of, taking_part, tensors_of
 from hybridc.precision.budget import cosine
 from hybridc.precision.observe import observe
 from hybridc.precision.qdq import insert_qdq
-from hybridc.precision.ranges import Range, range_of
+from hybridc.precision.ranges import MIN_MAX, Range, range_of
 from hybridc.precision.rounding import round_to_steps, round_weights
 from hybridc.precision.samples import Sample
 from hybridc.precision.smooth import PRODUCTS, smooth
@@ -41,6 +41,7 @@ class Calibrated:
         ranges: Of the tensors that they and what works on images read and make.
         means: Of the second axis of the same tensors, where its size is fixed.
         halves: Whether weights of anchors that stay float are rounded to 16 bits.
+        extremes: The lowest and the highest number that was seen, of the same tensors.
     """
 
     model: onnx.ModelProto
@@ -48,21 +49,26 @@ class Calibrated:
     ranges: Mapping[str, Range]
     means: Mapping[str, Array]
     halves: bool = True
+    extremes: Mapping[str, Range] = field(default_factory=dict)
 
-    def quantized(self, anchors: Collection[str], slow: Collection[str] = ()) -> onnx.ModelProto:
-        """The model with some of its anchors in int8, and the weights of others in 16 bits.
+    def quantized(
+        self, anchors: Collection[str], slow: Collection[str] = (), wide: Collection[str] = ()
+    ) -> onnx.ModelProto:
+        """The model with some of its anchors in integers, and the weights of others in 16 bits.
 
         Args:
             anchors: Names of those in int8.
             slow: Names of those that stay float since int8 gains nothing; their weights are rounded
                 to 8 bits.
+            wide: Names of those in int16.
         """
-        if not anchors:
+        if not (anchors or wide):
             return self.model
-        nodes = taking_part(self.model, anchors)
-        model = insert_qdq(self.model, nodes, self.ranges, self.means)
+        nodes = taking_part(self.model, [*anchors, *wide])
+        joined = taking_part(self.model, wide) - set(anchors)
+        model = insert_qdq(self.model, nodes, self.ranges, self.means, joined, self.extremes)
         if self.halves:
-            round_weights(model, set(self.anchors) - {*anchors, *slow})
+            round_weights(model, set(self.anchors) - {*anchors, *wide, *slow})
         round_to_steps(model, slow)
         return model
 
@@ -96,8 +102,11 @@ def calibrate_model(model: onnx.ModelProto, samples: Iterable[Sample], method: s
         model = smooth(model, [node.name for node in products], seen.channels)
     tensors = tensors_of(model, taking_part(model, anchors))
     found = observe(model, tensors, samples)
-    ranges = {name: range_of(h, method) for name, h in found.histograms.items()}
-    return Calibrated(model, tuple(anchors), _useful(model, ranges), found.means)
+    ranges, extremes = (
+        _useful(model, {name: range_of(h, how) for name, h in found.histograms.items()})
+        for how in (method, MIN_MAX)
+    )
+    return Calibrated(model, tuple(anchors), ranges, found.means, extremes=extremes)
 
 
 def _useful(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[str, Range]:

@@ -14,14 +14,13 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tvm_ffi
 
 from hybridc.bundle.manifest import Manifest
-from hybridc.bundle.read import Bundle
 from hybridc.errors import DeviceError
 
 _RUNTIME_FUNCTION = "ffi.Module.load_from_bytes.relax.VMExecutable"
@@ -40,24 +39,29 @@ _loaded: dict[str, tuple[str, ctypes.CDLL]] = {}
 its functions register under global names; so this is a fact about the process, not a model."""
 
 
-def load_runtime(bundle: Bundle, libraries: Sequence[str]) -> None:
-    """Bring the bundle's TVM runtime into the process, once.
+def load_runtime(
+    manifest: Manifest, read: Callable[[str], bytes], libraries: Sequence[str]
+) -> None:
+    """Bring a model's TVM runtime into the process, once.
 
     Args:
-        bundle: The bundle.
-        libraries: Paths of the runtime's libraries in it, in the order of loading.
+        manifest: The model's description.
+        read: Gives the content of a library; only of those that the process lacks.
+        libraries: Paths of the runtime's libraries, in the order of loading.
 
     Raises:
         DeviceError: apache-tvm-ffi is of another version than the runtime was built against, or
             the process holds another TVM runtime already.
     """
-    check_tvm_ffi(bundle.manifest)
+    check_tvm_ffi(manifest)
     with _lock:
         for name in libraries:
-            data = bundle.read_code(name)
+            by_tvm = _provided_by_tvm(manifest)
+            if by_tvm and not _is_absent(name):
+                continue
+            data = read(name)
             digest = hashlib.sha256(data).hexdigest()
-            by_tvm = _provided_by_tvm(bundle.manifest)
-            if digest in _loaded or (by_tvm and not _is_absent(name)):
+            if digest in _loaded:
                 continue
             if not (_loaded or by_tvm) and _has_function(_RUNTIME_FUNCTION):
                 raise DeviceError("another TVM runtime is in this process; load in a fresh one")

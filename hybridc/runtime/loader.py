@@ -315,7 +315,7 @@ def _load_way(
     client: Client | None,
 ) -> Model:
     for libraries in manifest.runtime.values():
-        load_runtime(bundle, libraries)
+        load_runtime(manifest, bundle.read_code, libraries)
     arrays = bundle.tensors(manifest.weights)
     weights = {name: to_tensor(array) for name, array in arrays.items()}
     count = threads or available_threads()

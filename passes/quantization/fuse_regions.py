@@ -1,7 +1,8 @@
 """Turn regions of dequantized floats into integer operators.
 
     Q(Conv(DQ(x), DQ(w), b))            QLinearConv(x, w, b)
-    Q(Relu(Conv(DQ(x), DQ(w), b)))      the same, and Clip at the zero point if that is not implied
+    Q(Clip(Conv(DQ(x), DQ(w), b)))      the same, and Clip of the integers if that is not implied,
+                                        for Relu, too
     Conv(DQ(x), DQ(w), b) of pixels     MatMulInteger(x, w), scales and b, where activations follow
     Q(MatMul(DQ(x), DQ(w)))             QLinearMatMul(x, w)
     MatMul(DQ(x), DQ(w))                MatMulInteger(x, w), and a product with the scales
@@ -10,8 +11,9 @@
                                         operators that only move elements
     Q(Concat(DQ(x), DQ(y)))             Concat(x, y), where all scales are the same
 
-The weight must be a constant. A bias becomes int32 in the scale of the sums; a region whose bias
-does not fit there stays as it is. Everything else between DequantizeLinear and QuantizeLinear (Add,
+Integers are of 8 bits, or int16 without zero points. The weight must be a constant. A bias becomes
+int32 in the scale of the sums; a region whose sums or bias may not fit there stays as it is.
+Everything else between DequantizeLinear and QuantizeLinear (Add,
 Mul, activations, means) is element-wise work on floats that targets fuse into the integer kernel
 before it, which is what the model says to the last bit.
 """
@@ -26,12 +28,18 @@ import onnx_ir as ir
 from hybridc.passes.editor import Array, Editor, contents, dims_of, only_reader
 from hybridc.passes.quantization.quantized import (
     MIN_FILTERS,
+    MOVEMENT,
     Quantized,
+    clip_bounds,
+    code_of,
     dequantized,
     is_bytes,
+    is_integer,
+    is_nearest,
     is_pointwise,
     quantizer,
     result_of,
+    sums_fit,
     without_filling,
 )
 
@@ -39,12 +47,6 @@ MICROSOFT = "com.microsoft"
 
 FIRST_TO_LAST, LAST_TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 """Permutations between images with the channels first and last."""
-
-_MOVEMENT = frozenset(
-    "DepthToSpace Flatten Gather Identity MaxPool Reshape Resize Slice SpaceToDepth Squeeze "
-    "Transpose Unsqueeze".split()
-)
-"""Operators whose result holds elements of their first input only; Resize only if by nearest."""
 
 _INTEGER_POOL = 12
 """Opset from which MaxPool and Clip take 8-bit integers."""
@@ -70,35 +72,38 @@ class _Result:
     Attributes:
         node: The QuantizeLinear.
         quantized: Its parameters.
-        floor: Whether what is below zero becomes zero, and the integers do not say so themselves.
+        low: Integer below which there is nothing; ``None`` if the type says so itself.
+        high: Integer above which there is nothing.
     """
 
     node: ir.Node
     quantized: Quantized
-    floor: bool
+    low: int | None
+    high: int | None
 
 
 def _result(node: ir.Node, opset: int) -> _Result | None:
-    """The quantization of a node's result, with a Relu in between or not."""
-    value = node.outputs[0]
+    """The quantization of a node's result, behind Relu and Clip or not."""
+    value, (low, high) = node.outputs[0], (-np.inf, np.inf)
     reader = only_reader(value)
-    relu = reader is not None and reader.op_type == "Relu" and not reader.domain
-    if relu:
-        assert reader is not None
-        value = reader.outputs[0]
+    while reader is not None and (bounds := clip_bounds(reader)) is not None:
+        low, high = (min(max(end, bounds[0]), bounds[1]) for end in (low, high))
+        value, reader = reader.outputs[0], only_reader(reader.outputs[0])
     last = quantizer(value)
     quantized = None if last is None else result_of(last)
-    if last is None or quantized is None or not is_bytes(quantized) or quantized.axis is not None:
+    if last is None or quantized is None or not is_integer(quantized) or quantized.axis is not None:
         return None
-    lowest = np.iinfo(quantized.dtype.numpy()).min
-    floor = relu and int(quantized.zeros[0]) != lowest
-    return None if floor and opset < _INTEGER_POOL else _Result(last, quantized, floor)
+    limits, ends = np.iinfo(quantized.dtype.numpy()), [code_of(low, quantized)]
+    ends.append(code_of(high, quantized))
+    first, second = (None if e in (limits.min, limits.max) else e for e in ends)
+    is_bound = first is not None or second is not None
+    return None if is_bound and opset < _INTEGER_POOL else _Result(last, quantized, first, second)
 
 
 def _weight(value: ir.Value | None, axis: int) -> Quantized | None:
     """A constant weight, with one scale or one for each position of an axis."""
     weight = dequantized(value)
-    if weight is None or not is_bytes(weight) or contents(weight.value) is None:
+    if weight is None or not is_integer(weight) or contents(weight.value) is None:
         return None
     return weight if weight.axis in (None, axis) else None
 
@@ -106,7 +111,7 @@ def _weight(value: ir.Value | None, axis: int) -> Quantized | None:
 def _data(value: ir.Value | None) -> Quantized | None:
     """A dequantized tensor that is computed at run time, with one scale."""
     data = dequantized(value)
-    if data is None or not is_bytes(data) or data.axis is not None:
+    if data is None or not is_integer(data) or data.axis is not None:
         return None
     return data
 
@@ -137,9 +142,13 @@ def _operand(editor: Editor, quantized: Quantized) -> list[ir.Value | None]:
 
 def _finish(editor: Editor, result: _Result, value: ir.Value) -> None:
     """Put integers in place of a region's result."""
-    if result.floor:
-        zero = editor.constant(result.quantized.zeros.reshape(()), f"{value.name}__floor")
-        value = editor.emit(result.node, "Clip", [value, zero], dims_of(value))
+    if result.low is not None or result.high is not None:
+        dtype, ends = result.quantized.dtype.numpy(), {"low": result.low, "high": result.high}
+        bounds = [
+            None if end is None else editor.constant(np.array(end, dtype), f"{value.name}__{name}")
+            for name, end in ends.items()
+        ]
+        value = editor.emit(result.node, "Clip", [value, *bounds], dims_of(value))
     editor.replace(result.node.outputs[0], value)
 
 
@@ -157,13 +166,15 @@ def _convolution(editor: Editor, node: ir.Node) -> None:
         return
     inputs = [*_operand(editor, data), *_operand(editor, weight)]
     inputs += [result.quantized.scale, _zero(editor, result.quantized)]
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias, units = node.inputs[2] if len(node.inputs) > 2 else None, None
     if bias is not None:
         known = contents(weight.value)
         units = _bias(bias, data.scales * weight.scales)
         if units is None or known is None or len(units) != known.shape[0]:
             return
         inputs.append(editor.constant(units, f"{bias.name}__units"))
+    if not sums_fit(data, weight, 0, units):
+        return
     attributes = {name: a.value for name, a in node.attributes.items()}
     dims = dims_of(node.outputs[0])
     value = editor.emit(
@@ -182,6 +193,8 @@ def _pixels(editor: Editor, node: ir.Node, data: Quantized, weight: Quantized) -
     if known is None or data.value is None or dims is None or result is None or bias is None:
         return
     if not is_pointwise(node) or np.any(weight.zeros) or reader is None:
+        return
+    if not sums_fit(data, weight, 0):
         return
     stem = node.outputs[0].name
     filters, channels = known.shape[:2]
@@ -222,6 +235,8 @@ def _matrix_product(editor: Editor, node: ir.Node) -> None:
     known = None if weight is None else contents(weight.value)
     if data is None or weight is None or known is None or known.ndim != 2:
         return
+    if not sums_fit(data, weight, 1):
+        return
     result, dims = _result(node, _opset(editor)), dims_of(node.outputs[0])
     if result is not None:
         inputs = [*_operand(editor, data), *_operand(editor, weight)]
@@ -249,13 +264,15 @@ def _gemm(editor: Editor, node: ir.Node) -> None:
     result, dims = _result(node, _opset(editor)), dims_of(node.outputs[0])
     if weight.axis is not None and np.any(weight.zeros):
         return
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias, units = node.inputs[2] if len(node.inputs) > 2 else None, None
     inputs = [*_operand(editor, data), *_operand(editor, weight), None]
     if bias is not None:
         units = _bias(bias, data.scales * weight.scales)
         if units is None or dims is None or dims[-1] != len(units):
             return
         inputs[6] = editor.constant(units, f"{bias.name}__units")
+    if not sums_fit(data, weight, 0 if swapped else 1, units):
+        return
     editor.graph.opset_imports.setdefault(MICROSOFT, 1)
     attributes = {"transB": swapped}
     if result is None:
@@ -277,6 +294,8 @@ def _movement(editor: Editor, node: ir.Node) -> None:
         return
     if _makes_floats(node, _opset(editor)) or not data.is_like(result) or data.value is None:
         return
+    if node.op_type == "MaxPool" and not is_bytes(data):
+        return
     _move(editor, node, last, [data.value, *node.inputs[1:]])
 
 
@@ -284,11 +303,7 @@ def _makes_floats(node: ir.Node, opset: int) -> bool:
     """Whether an operator for movement computes numbers, or takes only floats."""
     if node.op_type == "MaxPool":
         return opset < _INTEGER_POOL
-    if node.op_type != "Resize":
-        return False
-    mode = node.attributes.get_string("mode", "nearest")
-    how = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
-    return mode != "nearest" or how == "tf_crop_and_resize"
+    return not is_nearest(node)
 
 
 def _concat(editor: Editor, node: ir.Node) -> None:
@@ -319,5 +334,5 @@ _BUILDERS: dict[str, Builder] = {
     "MatMul": _matrix_product,
     "Gemm": _gemm,
     "Concat": _concat,
-    **dict.fromkeys(_MOVEMENT, _movement),
+    **dict.fromkeys(MOVEMENT, _movement),
 }

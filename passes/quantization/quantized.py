@@ -1,6 +1,7 @@
 """What the passes over quantized models ask: is a value dequantized, and how is a result quantized.
 
-Only quantization to 8 bits counts, with scales and zero points that are constants in float32.
+Only quantization to 8 bits counts, and to int16 without zero points, with scales and zero points
+that are constants in float32. Sums of products of 16 bits leave int32 soon: see :func:`sums_fit`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ MIN_FILTERS = 8
 """Filters below which a convolution has no integer kernel; the rest is filled up with zeros."""
 
 _BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
+
+MOVEMENT = frozenset(
+    "DepthToSpace Flatten Gather Identity MaxPool Reshape Resize Slice SpaceToDepth Squeeze "
+    "Transpose Unsqueeze".split()
+)
+"""Operators whose result holds elements of their first input only; Resize only if by nearest."""
+
+_END = 2**31
+"""What magnitudes of int32 are below."""
 
 
 @dataclass(frozen=True)
@@ -123,3 +133,90 @@ def without_filling(editor: Editor, node: ir.Node, value: ir.Value, dims: Dims) 
 def is_bytes(quantized: Quantized | None) -> bool:
     """Whether there is a quantization, to 8 bits."""
     return quantized is not None and quantized.dtype in _BYTES
+
+
+def is_integer(quantized: Quantized | None) -> bool:
+    """Whether there is a quantization that integer kernels take."""
+    if quantized is None or is_bytes(quantized):
+        return quantized is not None
+    return quantized.dtype == ir.DataType.INT16 and not np.any(quantized.zeros)
+
+
+def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
+    """The constant bounds of a Clip or a Relu; ``None`` if a node is neither."""
+    if node.domain or node.op_type not in ("Clip", "Relu"):
+        return None
+    if node.op_type == "Relu":
+        return 0.0, np.inf
+    if {"min", "max"} & set(node.attributes):  # before opset 11
+        return None
+    bounds = [-np.inf, np.inf]
+    for place, value in enumerate(node.inputs[1:]):
+        array = contents(value)
+        if value is not None and (array is None or array.size != 1):
+            return None
+        bounds[place] = bounds[place] if array is None else float(array.item())
+    return (bounds[0], bounds[1]) if bounds[0] <= bounds[1] else None
+
+
+def code_of(number: float, quantized: Quantized) -> int:
+    """What a number is quantized to, by one scale, as QuantizeLinear does it in float32."""
+    limits = np.iinfo(quantized.dtype.numpy())
+    with np.errstate(over="ignore"):
+        ratio = np.rint(np.float32(number) / quantized.scales[0])
+    return int(np.clip(float(ratio) + int(quantized.zeros[0]), limits.min, limits.max))
+
+
+def is_nearest(node: ir.Node) -> bool:
+    """Whether a node is no Resize, or one whose result holds elements of its input only."""
+    if node.op_type != "Resize":
+        return True
+    mode = node.attributes.get_string("mode", "nearest")
+    how = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    return mode == "nearest" and how != "tf_crop_and_resize"
+
+
+def sums_fit(data: Quantized, weight: Quantized, filters: int, bias: Array | None = None) -> bool:
+    """Whether no sum of products with a constant weight, and a bias, can leave int32.
+
+    Args:
+        data: Any numbers of its type, or those that a Clip before its QuantizeLinear lets through.
+        weight: The constant.
+        filters: Its axis of filters.
+        bias: One for each filter, in units of the sums.
+    """
+    known = contents(weight.value)
+    assert known is not None
+    shape = [-1 if axis == filters else 1 for axis in range(known.ndim)]
+    zeros = weight.zeros.astype(np.int64)
+    centered = known.astype(np.int64) - (zeros.reshape(shape) if len(zeros) > 1 else zeros)
+    sums = np.abs(centered).sum(axis=tuple(axis for axis in range(known.ndim) if axis != filters))
+    added = 0 if bias is None else np.abs(bias.astype(np.int64))
+    return bool(np.all(sums * _largest(data) + added < _END))
+
+
+def _largest(data: Quantized) -> int:
+    """The largest magnitude of a tensor's integers, less the zero point."""
+    zero = int(data.zeros[0])
+    return max(abs(end - zero) for end in _ends(data.value, data))
+
+
+def _ends(value: ir.Value | None, data: Quantized) -> tuple[int, int]:
+    """The lowest and the highest integer, as far as a Clip says, of integers or before."""
+    limits = np.iinfo(data.dtype.numpy())
+    whole = (int(limits.min), int(limits.max))
+    maker = value.producer() if value is not None else None
+    if maker is None or maker.domain:
+        return whole
+    if maker.op_type in MOVEMENT and is_nearest(maker):
+        return _ends(maker.inputs[0], data)
+    if maker.op_type == "Concat":
+        found = [_ends(each, data) for each in maker.inputs]
+        return min(low for low, _ in found), max(high for _, high in found)
+    bounds = clip_bounds(maker)
+    if bounds is not None:
+        return int(max(bounds[0], whole[0])), int(min(bounds[1], whole[1]))
+    rounded = maker.inputs[0] if maker.op_type == "QuantizeLinear" else None
+    source = None if rounded is None else rounded.producer()
+    bounds = None if source is None else clip_bounds(source)
+    return whole if bounds is None else (code_of(bounds[0], data), code_of(bounds[1], data))

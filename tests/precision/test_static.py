@@ -9,9 +9,10 @@ import pytest
 from hybridc.errors import UsageError
 from hybridc.precision.anchors import anchors_of, quantizable, taking_part
 from hybridc.precision.observe import BINS, Channels, Histogram, observe
-from hybridc.precision.qdq import insert_qdq, scale_of
+from hybridc.precision.qdq import insert_qdq
 from hybridc.precision.ranges import METHODS, range_of
 from hybridc.precision.rounding import round_weights
+from hybridc.precision.scales import scale_of
 from hybridc.precision.smooth import best_scales, expected_error, scales_of, smooth
 from hybridc.precision.static import calibrate_model, sensitive, sensitivities
 from hybridc.reference import open_session

@@ -181,6 +181,52 @@ def test_convolutions(cpu, case):
     check_convolution(cpu, case)
 
 
+def wide_weight(shape: Sequence[int], seed: int) -> Array:
+    """int16 weights of which a filter's sums with any int16 data just fit in int32."""
+    weight = random_integers(shape, "int16", seed).astype(np.int64)
+    sums = np.abs(weight).sum(axis=tuple(range(1, weight.ndim)), keepdims=True)
+    return (weight * np.minimum(1, 65535 / np.maximum(sums, 1))).astype(np.int16)
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@SMALL
+@given(convolutions())
+@example(EXAMPLE)
+@example(EXAMPLE | {"w": (16, 34, 1, 1), "pads": [0, 0, 0, 0]})
+@example(EXAMPLE | {"x": (2, 9, 7, 24), "w": (24, 1, 3, 3), "groups": 24, "stride": 2})
+@example(EXAMPLE | {"x": (1, 30, 30, 32), "w": (64, 32, 3, 3)})
+def test_convolutions_of_int16(cpu, case):
+    """Data over the whole range of int16, also where 8 bits would go by Winograd's algorithm."""
+    x, w = random_integers(case["x"], "int16", 1), wide_weight(case["w"], 2)
+    filters, zero = w.shape[0], np.array(0, np.int16)
+    scale = np.random.default_rng(3).uniform(1e-6, 2e-5, filters).astype(np.float32)
+    one = np.asarray(np.float32(1))
+    constants = [one, zero, w, scale, np.zeros(filters, np.int16), one, zero]
+    model = make_model(
+        "QLinearConv", x, constants, "com.microsoft", channels_last=1, group=case["groups"],
+        pads=case["pads"], strides=[case["stride"]] * 2, dilations=[case["dilation"]] * 2,
+    )  # fmt: skip
+    wide = (array.astype(np.int64) for array in (x, w))
+    sums = convolve(*wide, case["pads"], case["stride"], case["dilation"], case["groups"])
+    assert np.abs(sums).max(initial=0) < 2**31
+    np.testing.assert_array_equal(run(model, parse_cpu(cpu), x), quantized(sums, scale, zero))
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@SMALL
+@given(st.integers(1, 40), st.integers(1, 300), st.integers(1, 90), st.booleans())
+@example(17, 64, 128, False)
+def test_matrix_products_of_int16(cpu, rows, inner, columns, is_narrow):
+    """With weights of 16 and of 8 bits."""
+    x = random_integers((rows, inner), "int16", 1)
+    w = wide_weight((columns, inner), 2).T.copy()
+    if is_narrow:
+        w = np.clip(w, -128, 127).astype(np.int8)
+    model = make_model("MatMulInteger", x, [w], "")
+    expected = x.astype(np.int64) @ w.astype(np.int64)
+    np.testing.assert_array_equal(run(model, parse_cpu(cpu), x), expected.astype(np.int32))
+
+
 SHIFT = "\tvpsrad\t$2,"
 """What only a convolution by Winograd's algorithm does."""
 

@@ -52,6 +52,31 @@ def in_loader(check, *paths, **environment):
     return json.loads(result.stdout)
 
 
+COMPILE_AND_LOAD = """
+import os, sys
+cache = os.environ.pop("XDG_CACHE_HOME", None)
+os.environ["XDG_CACHE_HOME"] = sys.argv[1]
+import tvm
+del os.environ["XDG_CACHE_HOME"]
+os.environ.update({"XDG_CACHE_HOME": cache} if cache else {})
+from hybridc.compiler import build, load_built
+from hybridc.frontend.read import source_of
+from hybridc.runtime.arrays import random_inputs
+from tests.models import branched_model
+from tests.support import make_options
+with load_built(build(source_of(branched_model()), make_options(("opencl",)))[0]) as model:
+    print(all(abs(y).max() > 0 for y in model.run(random_inputs(model, 0)).values()))
+"""
+
+
+@needs_device
+def test_the_first_compile_on_a_machine_loads_what_it_built(tmp_path):
+    """The plug-in was not there yet when ``tvm`` was imported."""
+    words = [sys.executable, "-c", COMPILE_AND_LOAD, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr[-2000:]
+
+
 @needs_device
 def test_four_threads(branched):
     found = in_loader("threads", branched)

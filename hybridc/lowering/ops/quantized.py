@@ -90,7 +90,13 @@ def combined(call: Call, suffix: str, function: Callable[..., Any], *values: Val
 
 
 def centered(call: Call, value: Value, zero: Value | None) -> Expression:
-    """An 8-bit tensor minus its zero point, which broadcasts to it, as int16."""
+    """An 8-bit tensor minus its zero point, which broadcasts to it, as int16.
+
+    Or a tensor of int16 whose zero point is zero, as it is.
+    """
+    is_zero = zero is None or (isinstance(zero, Constant) and not zero.array.any())
+    if is_zero and call.with_inputs([value]).dtype(0) == "int16":
+        return call.materialize(value)
     for operand in (value, zero):
         if operand is not None and call.with_inputs([operand]).dtype(0) not in ("int8", "uint8"):
             raise Unsupported("a quantized operand that is not of 8 bits")
@@ -100,7 +106,7 @@ def centered(call: Call, value: Value, zero: Value | None) -> Expression:
             array = array - zero.array.astype(np.int16)
         zeros = "" if zero is None or not zero.array.any() else f"_{zero.name}"
         return call.materialize(Constant(f"{value.name}.centered{zeros}", array))
-    if zero is None or (isinstance(zero, Constant) and not zero.array.any()):
+    if zero is None or is_zero:
         return cast(call, call.materialize(value), "int16")
 
     if isinstance(zero, Constant) and zero.array.size == 1:

@@ -193,7 +193,9 @@ class _Reader:
             source, zero = self._uncentered(data, None)
             kind, geometry = str(source.ty.dtype), tile_geometry(geometry, channels)
         if uses_strips(geometry, self.cpu):
-            geometry = with_winograd(with_best_panel(geometry, self.cpu), array, self.cpu)
+            geometry = with_best_panel(geometry, self.cpu)
+            if self._uncentered(data, None)[0] is not None:  # the data have 9 bits
+                geometry = with_winograd(geometry, array, self.cpu)
         if pairs_taps(geometry, self.cpu):
             geometry = dataclasses.replace(geometry, vectors=2)
         packed = f"{name}.packed_{geometry.group}x{geometry.lanes}x{geometry.vectors}"

@@ -11,6 +11,7 @@ import pytest
 from hybridc.passes.quantization.channels_last import ChannelsLast
 from hybridc.passes.quantization.fuse_regions import FuseQuantizedRegions
 from hybridc.passes.quantization.split_dequantized import SplitDequantized
+from onnx import numpy_helper
 from onnx.shape_inference import infer_shapes
 
 from hybridc.compiler import build, load_built
@@ -88,6 +89,30 @@ def test_a_relu_that_they_do_not_imply():
     check(model_of(nodes), ["QuantizeLinear", "QLinearConv", "Clip", "DequantizeLinear"])
 
 
+@pytest.mark.parametrize(
+    "bounds", [(0, 6), (-50, 6), (0,), (6, 6)], ids=["both", "low implied", "low alone", "equal"]
+)
+def test_a_clip(bounds):
+    names = " ".join(f"bound{place}" for place in range(len(bounds)))
+    model = model_of([*X, *W, CONV, node("Clip", f"c {names}", "r"), *quantized("r")])
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.float32(number), name)
+        for name, number in zip(names.split(), bounds, strict=True)
+    )
+    after = apply(FuseQuantizedRegions(), model)
+    assert operators(after) == ["QuantizeLinear", "QLinearConv", "Clip", "DequantizeLinear"]
+    x = {"x": random(1, 6, 8, 8)}
+    (wanted,), (got,) = (list(run_reference(m, x).values()) for m in (model, ir.to_proto(after)))
+    assert np.mean(np.abs(got - wanted) > 1e-3) < 0.01
+
+
+def test_bounds_that_are_computed_stay():
+    nodes = [*X, *W, CONV, node("ReduceMax", "x", "most", keepdims=0),
+             node("Clip", "c  most", "r"), *quantized("r")]  # fmt: skip
+    nodes[-3] = onnx.helper.make_node("Clip", ["c", "", "most"], ["r"])
+    assert not FuseQuantizedRegions()(ir.from_proto(model_of(nodes))).modified
+
+
 def test_a_bias_that_is_too_large_stays():
     nodes = [*X, *W, node("Conv", "xf wf huge", "c", pads=[1, 1, 1, 1]), *quantized("c")]
     assert not FuseQuantizedRegions()(ir.from_proto(model_of(nodes))).modified
@@ -97,6 +122,59 @@ def test_a_weight_that_is_not_constant_stays():
     nodes = [*X, node("Conv", "xf x", "c"), *quantized("c")]
     model = model_of(nodes, (6, 6, 1, 1), (6, 6, 1, 1))
     assert not FuseQuantizedRegions()(ir.from_proto(model)).modified
+
+
+def wide_region(largest: int | None, weight: int, *between: onnx.NodeProto) -> onnx.ModelProto:
+    """A product of int16 with 16 weights to a filter, behind a Clip to so many steps or none."""
+    weights = {
+        "s": np.array(0.01, np.float32),
+        "z": np.array(0, np.int16),
+        "w": np.full((16, 8), weight, np.int16),
+        "zw": np.zeros((), np.int16),
+    }
+    nodes = [
+        node("QuantizeLinear", "c s z" if largest else "x s z", "xq"),
+        *between,
+        node("DequantizeLinear", f"{between[-1].output[0] if between else 'xq'} s z", "xf"),
+        node("DequantizeLinear", "w s zw", "wf"),
+        node("MatMul", "xf wf", "y"),
+    ]
+    if largest:
+        weights |= {"l": np.float32(-0.01 * largest), "h": np.float32(0.01 * largest)}
+        nodes.insert(0, node("Clip", "x l h", "c"))
+    return infer_shapes(make_model(nodes, {"x": (5, 16)}, {"y": (5, 8)}, weights, opset=21))
+
+
+FLIP = node("Gather", "xq order", "xr", axis=1)
+
+
+@pytest.mark.parametrize(
+    ("largest", "weight", "fits"),
+    [
+        (None, 4095, True),  # 16 * 4095 * 32768 is below 2 ** 31
+        (None, 4096, False),
+        (8192, 16383, True),
+        (8192, 16384, False),
+        (8191, 16384, True),
+    ],
+)
+@pytest.mark.parametrize("is_moved", [False, True], ids=["direct", "moved"])
+def test_int16_where_sums_fit(largest, weight, fits, is_moved):
+    model = wide_region(largest, weight, *([FLIP] if is_moved else []))
+    if is_moved:
+        order = np.arange(16)[::-1].copy()
+        model.graph.initializer.append(numpy_helper.from_array(order, "order"))
+    after = apply(FuseQuantizedRegions(), model)
+    assert ("MatMulInteger" in operators(after)) == fits
+
+
+def test_uint16_stays():
+    model = wide_region(None, 1)
+    for tensor in model.graph.initializer:
+        if tensor.name == "z":
+            tensor.CopyFrom(numpy_helper.from_array(np.array(32768, np.uint16), "z"))
+    del model.graph.value_info[:]
+    assert "MatMulInteger" not in operators(apply(FuseQuantizedRegions(), infer_shapes(model)))
 
 
 @pytest.mark.parametrize("zero", ["zw", ""])
