@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import tvm
 import tvm_ffi
 from hybridc.targets.offsets import take_shifts_out
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 
 Link: TypeAlias = Callable[..., None]
 
@@ -25,6 +25,9 @@ memory that is saved between so many of them is nothing beside what they compute
 _ELEMENTWISE, _OPAQUE = 0, 8
 """TVM's numbers of the patterns of functions that are fused with the one before them, and of those
 that are not fused with others."""
+
+_RESHAPE = "T_reshape"
+"""Name of the block that TVM makes of a reshape."""
 
 MOVES = "hybridc.moves"
 """Attribute of a tensor program that changes a layout which the kernel before it may store in: it
@@ -149,6 +152,7 @@ def finalize(module: tvm.IRModule, *planned: tvm.transform.Pass) -> tvm.IRModule
         module: Scheduled kernels and the graph that calls them.
         planned: Passes to run once memory is planned and before it is allocated.
     """
+    module = _reshapes_as_views(module)
     passes = [
         relax.transform.RewriteDataflowReshape(),
         relax.transform.ToNonDataflow(),
@@ -164,6 +168,46 @@ def finalize(module: tvm.IRModule, *planned: tvm.transform.Pass) -> tvm.IRModule
         relax.transform.AttachGlobalSymbol(),
     ]
     return tvm.transform.Sequential(passes)(module)
+
+
+def _reshapes_as_views(module: tvm.IRModule) -> tvm.IRModule:
+    """The module in which reshapes that are kernels of their own compute nothing.
+
+    TVM finds out by index arithmetic whether a kernel moves nothing, which sizes known only at run
+    time may be too much for. What came from a reshape says so by its name.
+    """
+    reshapes = {
+        variable
+        for variable, function in module.functions.items()
+        if isinstance(function, tirx.PrimFunc) and _is_reshape(function)
+    }
+    if not reshapes:
+        return module
+
+    def is_view(binding: Any) -> bool:
+        value = getattr(binding, "value", None)
+        # What a function returns must not share memory with what it was given.
+        is_inner = isinstance(binding.var, relax.DataflowVar) and isinstance(value, relax.Call)
+        is_kernel = is_inner and getattr(value.op, "name", "") == "relax.call_tir"
+        return is_kernel and value.args[0] in reshapes
+
+    def block(old: Any) -> Any:
+        return type(old)([_as_view(b) if is_view(b) else b for b in old.bindings])
+
+    return rewrite_main(relax.BlockBuilder(module), module, block)
+
+
+def _is_reshape(function: tirx.PrimFunc) -> bool:
+    """Whether a tensor program is a reshape of TVM's alone."""
+    names: list[str] = []
+    rule = (s_tir.SBlock, lambda found: names.append(found.name_hint))
+    tvm_ffi.structural_walk(function.body, [rule], order="post")
+    return [name for name in names if name != "root"] == [_RESHAPE]
+
+
+def _as_view(binding: Any) -> Any:
+    data = binding.value.args[1].fields[0]  # sizes follow
+    return relax.VarBinding(binding.var, relax.op.reshape(data, binding.var.ty.shape))
 
 
 def build_executable(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:

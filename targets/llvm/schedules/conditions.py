@@ -7,6 +7,7 @@ then makes vectors of the choice, where it would otherwise take it apart into la
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -38,11 +39,11 @@ def _compared(loop: tirx.For) -> tirx.For:
     starts = _starts(loop)
     if not starts:
         return loop
-    lanes = int(loop.extent)
+    lanes, varying = int(loop.extent), lane_variables(loop)
 
     def start_of(value: Any, bound: Any) -> Any | None:
         is_known = isinstance(bound, tirx.IntImm) and int(bound) % lanes == 0
-        return starts.get(value) if is_known and isinstance(value, tirx.Var) else None
+        return _start_of(value, starts, varying, lanes) if is_known else None
 
     def compare(node: Any) -> Any:
         # ``bound <= value`` and its opposite; with ``<`` it is the other way round.
@@ -58,16 +59,42 @@ def _compared(loop: tirx.For) -> tirx.For:
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
 
 
+def _start_of(value: Any, starts: Mapping[Any, Any], varying: set[Any], lanes: int) -> Any | None:
+    """What a vector of values starts from, if that is a multiple of its length.
+
+    Args:
+        value: Counts with the lanes if it counts with a variable.
+        starts: By variable; multiples of the length.
+        varying: All variables that are not the same for all lanes.
+        lanes: The length.
+    """
+    if isinstance(value, tirx.Var):
+        return starts.get(value)
+    for variable in variables_of(value) & set(starts):
+        rest = _less(value, variable)
+        if rest is not None and _is_multiple(rest, lanes) and not variables_of(rest) & varying:
+            return rest + starts[variable]
+    return None
+
+
 def _starts(loop: tirx.For) -> dict[Any, Any]:
     """What a vector starts from, by the variable of a block that counts from there."""
-    found = {}
-    lanes, analyzer = int(loop.extent), tvm.sym.Analyzer()
+    found, lanes = {}, int(loop.extent)
     for realize in collect(loop.body, SBlockRealize):
         for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-            parts = tvm.sym.detect_linear_equation(value, [loop.loop_var])
-            if len(parts) != 2 or not isinstance(parts[0], tirx.IntImm) or int(parts[0]) != 1:
-                continue
-            steps = analyzer.modular_set(parts[1])
-            if int(steps.coeff) % lanes == 0 and int(steps.base) % lanes == 0:
-                found[axis.var] = parts[1]
+            rest = _less(value, loop.loop_var)
+            if rest is not None and _is_multiple(rest, lanes):
+                found[axis.var] = rest
     return found
+
+
+def _less(value: Any, variable: Any) -> Any | None:
+    """What a sum is without a variable; ``None`` if it does not count with that by ones."""
+    parts = tvm.sym.detect_linear_equation(value, [variable])
+    is_sum = len(parts) == 2 and isinstance(parts[0], tirx.IntImm) and int(parts[0]) == 1
+    return parts[1] if is_sum else None
+
+
+def _is_multiple(value: Any, lanes: int) -> bool:
+    known = tvm.sym.Analyzer().modular_set(value)
+    return int(known.coeff) % lanes == 0 and int(known.base) % lanes == 0

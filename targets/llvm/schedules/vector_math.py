@@ -80,14 +80,15 @@ def expand_math(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _without_stumbling(loop: tirx.For) -> tirx.For:
     """A vectorized loop as an ordinary one where TVM's vectorizer would refuse what is bound in it.
 
-    It takes a store with a condition for each lane apart into single lanes, and where there are
-    several it first meets a bound variable twice, with different values.
+    It takes a store with a condition for each lane apart into single lanes, and first meets a bound
+    variable twice, with different values, where there are several conditions, or where one is in a
+    value that is bound around another.
     """
     if loop.kind != tirx.ForKind.VECTORIZED:
         return loop
     lane = lane_variables(loop)
     for store in collect(loop.body, tirx.BufferStore):
-        if collect(store.value, tirx.Let) and _conditions(store, lane) > 1:
+        if collect(store.value, tirx.Let) and _conditions(store, lane):
             return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
     return loop
 
