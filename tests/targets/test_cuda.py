@@ -7,6 +7,8 @@ import shutil
 import struct
 import subprocess
 
+import ml_dtypes
+import numpy as np
 import onnx
 import pytest
 from hybridc.targets.cuda import build
@@ -24,7 +26,7 @@ from hybridc.errors import DeviceError, InternalError, UsageError
 from hybridc.runtime.cuda import DriverError, devices, runs_on
 from tests.gpu.emulation import cuda_source, lowered_model
 from tests.gpu.models import SMALL
-from tests.models import branched_model
+from tests.models import branched_model, make_model, node
 from tests.support import compile_to
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
@@ -142,10 +144,59 @@ def test_a_kernel_that_does_not_compile_is_our_fault():
         compile_source("no kernel", ["sm_90"])
 
 
+TRAITS = """
+#include <cuda/std/cstdint>
+#include <cuda/std/type_traits>
+using namespace cuda::std;
+static_assert(sizeof(uint8_t) == 1 && sizeof(int16_t) == 2 && sizeof(uint32_t) == 4);
+static_assert(sizeof(int64_t) == 8 && int8_t(-1) < 0 && uint16_t(-1) > 0 && int32_t(-1) < 0);
+static_assert(is_same<int, int>::value && !is_same_v<int, const int> && !is_same_v<int, long>);
+static_assert(is_integral<bool>::value && is_integral<unsigned long long>::value);
+static_assert(!is_integral<float>::value && !is_integral<int*>::value);
+static_assert(is_signed<int8_t>::value && is_signed<double>::value && !is_signed<uint8_t>::value);
+static_assert(is_unsigned<bool>::value && is_unsigned<uint64_t>::value);
+static_assert(!is_unsigned<float>::value && !is_unsigned<long>::value);
+static_assert(is_floating_point<float>::value && !is_floating_point<int>::value);
+static_assert(is_same_v<conditional<true, int, float>::type, int>);
+static_assert(is_same_v<conditional<false, int, float>::type, float>);
+#define DEVICE __device__ constexpr
+template <class A, typename enable_if<is_integral<A>::value>::type* = nullptr>
+DEVICE int f(A) { return 1; }
+template <class A, typename enable_if<!is_integral<A>::value>::type* = nullptr>
+DEVICE int f(A) { return 2; }
+static_assert(f(1) == 1 && f(1.0f) == 2);
+extern "C" __global__ void k(float* x) { x[0] = f(1); }
+"""
+
+
 @needs_nvrtc
-def test_nvrtc_compiles_kernels():
-    source = cuda_source(SMALL["attention"]())
+def test_what_nvrtc_gets_in_place_of_headers_means_the_same():
+    """Names of CUDA's C++ library; the same code is made each time."""
+    first, second = (compile_with_nvrtc(TRAITS, ["sm_90"]) for _ in range(2))
+    assert first == second
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", SMALL)
+def test_nvrtc_compiles_what_nvcc_does(name):
+    assert compile_with_nvrtc(cuda_source(SMALL[name]()), ["sm_90"])[:4] == b"\x7fELF"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_nvrtc_compiles_for_tensor_cores(dtype):
+    """Their functions use what nvcc has built in, which NVRTC lacks."""
+    weight = np.ones((256, 128), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    nodes = [node("MatMul", "x w", "y")]
+    model = make_model(nodes, {"x": (250, 256)}, {"y": (250, 128)}, {"w": weight}, dtype=dtype)
+    source = cuda_source(model)
+    assert "__builtin_memcpy" in source
     assert compile_with_nvrtc(source, ["sm_90"])[:4] == b"\x7fELF"
+
+
+@needs_nvrtc
+def test_what_nvrtc_refuses():
+    source = cuda_source(SMALL["attention"]())
     with pytest.raises(DeviceError, match="one architecture"):
         compile_with_nvrtc(source, ["sm_80", "sm_90"])
     with pytest.raises(InternalError, match="NVRTC refused"):
