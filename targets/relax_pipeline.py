@@ -26,8 +26,10 @@ _ELEMENTWISE, _OPAQUE = 0, 8
 """TVM's numbers of the patterns of functions that are fused with the one before them, and of those
 that are not fused with others."""
 
-_RESHAPE = "T_reshape"
-"""Name of the block that TVM makes of a reshape."""
+RESHAPE = "hybridc.reshape"
+"""Attribute of a kernel that is a reshape and nothing else."""
+
+_RESHAPE_BLOCK = "T_reshape"
 
 MOVES = "hybridc.moves"
 """Attribute of a tensor program that changes a layout which the kernel before it may store in: it
@@ -125,7 +127,7 @@ def fuse(module: tvm.IRModule, native_bfloat16: bool = False) -> tvm.IRModule:
     limit = {**current.config, "relax.FuseOps.max_depth": MAX_FUSED}
     with tvm.transform.PassContext(opt_level=current.opt_level, config=limit):
         fused = tvm.transform.Sequential(passes)(annotated)
-    return map_kernels(fused, take_shifts_out)
+    return map_kernels(fused, lambda function: _marked(take_shifts_out(function)))
 
 
 def _unfused_if_bfloat16(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -143,6 +145,18 @@ def _elementwise_if_moves(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """A tensor program that is fused with the kernel before it if it has the attribute."""
     has_attribute = function.attrs is not None and MOVES in function.attrs
     return function.with_attr("op_pattern", _ELEMENTWISE) if has_attribute else function
+
+
+def _marked(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A kernel that says so if it is a reshape alone.
+
+    Its block's name does, as long as nothing is inlined into that.
+    """
+    names: list[str] = []
+    rule = (s_tir.SBlock, lambda found: names.append(found.name_hint))
+    tvm_ffi.structural_walk(function.body, [rule], order="post")
+    is_reshape = [name for name in names if name != "root"] == [_RESHAPE_BLOCK]
+    return function.with_attr(RESHAPE, 1) if is_reshape else function
 
 
 def finalize(module: tvm.IRModule, *planned: tvm.transform.Pass) -> tvm.IRModule:
@@ -174,35 +188,27 @@ def _reshapes_as_views(module: tvm.IRModule) -> tvm.IRModule:
     """The module in which reshapes that are kernels of their own compute nothing.
 
     TVM finds out by index arithmetic whether a kernel moves nothing, which sizes known only at run
-    time may be too much for. What came from a reshape says so by its name.
+    time may be too much for.
     """
     reshapes = {
         variable
         for variable, function in module.functions.items()
-        if isinstance(function, tirx.PrimFunc) and _is_reshape(function)
+        if function.attrs is not None and RESHAPE in function.attrs
     }
     if not reshapes:
         return module
 
     def is_view(binding: Any) -> bool:
-        value = getattr(binding, "value", None)
+        value: Any = getattr(binding, "value", None)
         # What a function returns must not share memory with what it was given.
-        is_inner = isinstance(binding.var, relax.DataflowVar) and isinstance(value, relax.Call)
-        is_kernel = is_inner and getattr(value.op, "name", "") == "relax.call_tir"
-        return is_kernel and value.args[0] in reshapes
+        if not (isinstance(binding.var, relax.DataflowVar) and isinstance(value, relax.Call)):
+            return False
+        return getattr(value.op, "name", "") == "relax.call_tir" and value.args[0] in reshapes
 
     def block(old: Any) -> Any:
         return type(old)([_as_view(b) if is_view(b) else b for b in old.bindings])
 
     return rewrite_main(relax.BlockBuilder(module), module, block)
-
-
-def _is_reshape(function: tirx.PrimFunc) -> bool:
-    """Whether a tensor program is a reshape of TVM's alone."""
-    names: list[str] = []
-    rule = (s_tir.SBlock, lambda found: names.append(found.name_hint))
-    tvm_ffi.structural_walk(function.body, [rule], order="post")
-    return [name for name in names if name != "root"] == [_RESHAPE]
 
 
 def _as_view(binding: Any) -> Any:

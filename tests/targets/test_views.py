@@ -8,11 +8,12 @@ import pytest
 tvm = pytest.importorskip("tvm")
 
 from hybridc.targets import relax_pipeline as pipeline  # noqa: E402
-from tvm import relax, tirx  # noqa: E402
+from tvm import tirx  # noqa: E402
 
 import hybridc  # noqa: E402
 from tests.models import make_model, node, run_reference  # noqa: E402
 from tests.support import compile_to  # noqa: E402
+from tests.targets.test_opencl import needs_device  # noqa: E402
 
 
 def reshaped():
@@ -77,11 +78,21 @@ def test_a_result_that_is_a_reshape_has_memory_of_its_own(tmp_path):
             np.testing.assert_array_equal(array, kept[name])
 
 
-def test_no_view_in_a_module_without_reshapes():
-    x = relax.Var("x", relax.TensorType([4], "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(builder.call_te(lambda t: tvm.topi.nn.relu(t), x))
-        builder.emit_func_output(result)
-    assert "reshape" not in pipeline.finalize(builder.get())["main"].script()
+@pytest.mark.parametrize("shapes", [(), ("n=1..6",)], ids=["fixed", "at run time"])
+@pytest.mark.parametrize("target", ["llvm", pytest.param("opencl", marks=needs_device)])
+@pytest.mark.parametrize("before", ["Identity", "Neg", "Transpose"])
+def test_what_is_fused_with_a_reshape_is_computed(tmp_path, before, target, shapes):
+    """A schedule makes one block of both, which has the reshape's name."""
+    nodes = [
+        node("Softmax", "x", "s"),
+        node(before, "s", "t"),
+        node("Reshape", "t flat", "r"),
+        node("Softmax", "r", "y"),
+    ]
+    dims = ("n" if shapes else 6, 4, 5)
+    model = make_model(nodes, {"x": dims}, {"y": ("a", "b")}, {"flat": np.array([-1, 4])})
+    compile_to(tmp_path / "b", model, shapes=shapes, targets=(target,))
+    x = np.random.default_rng(1).standard_normal((6, 4, 5)).astype(np.float32)
+    with hybridc.load(tmp_path / "b") as bundle:
+        expected = run_reference(model, {"x": x})["y"]
+        np.testing.assert_allclose(bundle.run({"x": x})["y"], expected, atol=1e-6)
