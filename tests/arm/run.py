@@ -1,7 +1,7 @@
 """Runs in the emulator: loads each bundle, runs it on stored inputs, and stores what comes out.
 
-``python run.py FOLDER``: of every ``NAME.hyb`` with its ``NAME.npz``, the outputs go to
-``NAME.outputs.npz``, or what went wrong to ``NAME.error``.
+``python run.py FOLDER``: of every ``NAME.hyb``, or folder ``NAME.bundle``, with its ``NAME.npz``,
+the outputs go to ``NAME.outputs.npz``, or what went wrong to ``NAME.error``.
 """
 
 from __future__ import annotations
@@ -34,5 +34,6 @@ def run(bundle: Path) -> None:
 
 if __name__ == "__main__":
     machine.cpu_flags = lambda: FLAGS
-    for path in sorted(Path(sys.argv[1]).glob("*.hyb")):
-        run(path)
+    for path in sorted(Path(sys.argv[1]).iterdir()):
+        if path.suffix in (".hyb", ".bundle"):
+            run(path)

@@ -27,7 +27,7 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("arm")
     for name in CASES:
         try:
-            build(name, path / f"{name}.hyb")
+            build(name, path / f"{name}.bundle")
         except HybridcError as error:
             (path / f"{name}.error").write_text(str(error))
     emulator.run_all(path)
@@ -46,6 +46,6 @@ def build(name: str, bundle: Path) -> None:
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_case(name: str, folder: Path) -> None:
     expected = dict(np.load(DATA / name / "outputs.npz", allow_pickle=False))
-    results = emulator.outputs_of(folder / f"{name}.hyb")
+    results = emulator.outputs_of(folder / f"{name}.bundle")
     for output, actual in results.items():
         assert relative_error(actual, expected[output]) <= 1e-4, CASES[name]["label"]

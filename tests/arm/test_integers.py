@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             kind = helper.np_dtype_to_tensor_dtype(expected.dtype)
             result = helper.make_tensor_value_info("y", kind, expected.shape)
             model.graph.output[0].CopyFrom(result)
-            bundle = path / f"{name}-{cpu}.hyb"
+            bundle = path / f"{name}-{cpu}.bundle"
             compile_to(bundle, model, targets=(f"llvm:{cpu}",), fallback=False)
             np.savez(bundle.with_suffix(".npz"), x=x)
     emulator.run_all(path)
@@ -76,5 +76,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("cpu", CPUS)
 @pytest.mark.parametrize("name", CASES)
 def test_exact(name: str, cpu: str, folder: Path) -> None:
-    (result,) = emulator.outputs_of(folder / f"{name}-{cpu}.hyb").values()
+    (result,) = emulator.outputs_of(folder / f"{name}-{cpu}.bundle").values()
     assert np.array_equal(result, CASES[name][2])

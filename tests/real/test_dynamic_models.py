@@ -147,7 +147,11 @@ def assert_native(report):
     assert len(report.manifest.parts) == 1
 
 
-SLOW = {"rapidocr-ch-ppocr-mobile-v2.0-cls-infer", "silero-silero-vad-16k-op15"}
+SLOW = {
+    "rapidocr-ch-PP-OCRv4-rec-infer",
+    "rapidocr-ch-ppocr-mobile-v2.0-cls-infer",
+    "silero-silero-vad-16k-op15",
+}
 """Models like others, which take long to compile with ranges; for ``make nightly``."""
 
 
