@@ -41,6 +41,7 @@ from hybridc.packaging import (
     runtime_files,
     write_bundle,
 )
+from hybridc.packed_code import keeping
 from hybridc.passes.pipeline import run_passes
 from hybridc.placement.decide import Decision, Request
 from hybridc.placement.describe import Origin, describe_plan
@@ -56,7 +57,7 @@ from hybridc.progress import Progress
 from hybridc.reference import Sample, run_reference
 from hybridc.remote.audit import audit
 from hybridc.runtime.arrays import make_inputs, read_arrays
-from hybridc.runtime.library import load_runtime
+from hybridc.runtime.library import is_absent, load_runtime
 from hybridc.runtime.loader import Model
 from hybridc.runtime.machine import why_not
 from hybridc.runtime.parts import SESSION_KIND, load_part
@@ -155,7 +156,7 @@ def compile_model(
             manifest = write_bundle(folder, built, manifest, samples, others)
             progress("[6/6] checking the bundle in a fresh process")
             last_notes, errors = check_bundle(folder, manifest, options)
-            publish(folder, output)
+            publish(folder, output, keeping(options.cache))
         except OSError as error:
             raise storage_error(error, output) from error
     return Report(output, manifest, (*notes, *more_notes, *last_notes), errors)
@@ -344,7 +345,8 @@ def load_built(built: Built) -> Model:
     manifest = describe(built)
     libraries = runtime_files(manifest, built.placed.plan)
     for names in manifest.runtime.values():
-        load_runtime(manifest, lambda name: libraries[name](), names)
+        absent = [name for name in names if is_absent(name)]
+        load_runtime(manifest, lambda name: libraries[name](), absent)
     weights = {name: to_tensor(array) for name, array in built.weights.items()}
     files = part_files(built)
     parts = [load_part(manifest, spec, files.__getitem__, weights) for spec in manifest.parts]

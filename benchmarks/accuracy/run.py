@@ -9,6 +9,9 @@ other inputs beside the original model in ONNX Runtime. What is right to ask of 
 the file of its task: text_lines.py, sentences.py, files.py, speech.py. Results go to
 benchmarks/results/ as JSON and as a table, and the exit code is 1 if a figure is missed.
 
+With ``--speed`` the model is compiled in fp32, too. Both bundles take turns in one process, and the
+figure is the median over the rounds; the machine should have nothing else to do.
+
 The models, fonts and texts come with ``pip install 'hybridc[bench]'`` and tools/models.py.
 """
 
@@ -16,21 +19,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from task import Figure, smallest_cosine
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
 DEFAULT_OPTIONS = ("--precision=int8",)
+
+SECONDS = 30.0
+"""Time for the turns of two bundles."""
 
 
 def tasks() -> dict[str, Any]:
@@ -48,7 +56,9 @@ def tasks() -> dict[str, Any]:
     }
 
 
-def measure(task: Any, samples: int, count: int, options: Sequence[str]) -> dict[str, Any]:
+def measure(
+    task: Any, samples: int, count: int, options: Sequence[str], with_speed: bool
+) -> dict[str, Any]:
     """Compile a task's model in another precision, and judge it."""
     import onnxruntime
 
@@ -57,26 +67,49 @@ def measure(task: Any, samples: int, count: int, options: Sequence[str]) -> dict
 
     path = model_path(task.model)
     with tempfile.TemporaryDirectory() as folder:
-        data, bundle = Path(folder) / "samples", Path(folder) / "bundle"
+        data, bundle, plain = (Path(folder) / name for name in ("samples", "bundle", "plain"))
         data.mkdir()
         for index, feeds in enumerate(task.calibration(samples)):
             np.savez(data / f"{index:05}.npz", **feeds)
-        command = [sys.executable, "-m", "hybridc", "compile", str(path), "-o", str(bundle)]
-        command += [f"--shape={shape}" for shape in task.shapes]
-        command += [f"--calibration={data}", *options, "--format=json"]
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+        notes = compile_task(task, path, bundle, f"--calibration={data}", *options)
+        if with_speed:
+            compile_task(task, path, plain, "--no-verify")
         model = hybridc.load(bundle)
         original = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         cases = list(task.cases(count))
         old = [original.run(None, dict(case.feeds))[0] for case in cases]
         new = [next(iter(model(**case.feeds).values())) for case in cases]
-    figures = task.judge(cases, old, new)
+        figures = task.judge(cases, old, new)
+        figures.append(Figure("smallest cosine of an output", smallest_cosine(old, new)))
+        if with_speed:
+            figures += speed_of(model, hybridc.load(plain), cases[0].feeds)
     return {
         "samples": samples,
         "cases": len(cases),
-        "notes": json.loads(done.stdout)["notes"],
+        "notes": notes,
         "figures": [{**asdict(figure), "is_kept": figure.is_kept} for figure in figures],
     }
+
+
+def compile_task(task: Any, path: Path, bundle: Path, *options: str) -> list[str]:
+    """Compile a task's model by the command line; the notes of its report."""
+    command = [sys.executable, "-m", "hybridc", "compile", str(path), "-o", str(bundle)]
+    command += [*(f"--shape={shape}" for shape in task.shapes), *options, "--format=json"]
+    done = subprocess.run(command, cwd=bundle.parent, stdout=subprocess.PIPE, text=True, check=True)
+    notes: list[str] = json.loads(done.stdout)["notes"]
+    return notes
+
+
+def speed_of(model: Any, plain: Any, feeds: Mapping[str, Any]) -> list[Figure]:
+    """How many times as fast as a bundle in fp32 one is, with the quartiles over the rounds."""
+    from engines import PAUSE, take_turns
+
+    ways = {"hybridc": lambda: model(**feeds), "fp32": lambda: plain(**feeds)}
+    times = take_turns(ways, PAUSE, SECONDS)
+    ratios = [b / a for a, b in zip(times["hybridc"], times["fp32"], strict=True)]
+    names = ("lower quartile", "median", "upper quartile")
+    quartiles = zip(names, statistics.quantiles(ratios, n=4), strict=True)
+    return [Figure(f"times as fast as fp32, {name}", value) for name, value in quartiles]
 
 
 def markdown(results: dict[str, Any], options: Sequence[str]) -> str:
@@ -104,12 +137,14 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="inputs to judge by; each task has its own")
     parser.add_argument("--option", action="append", help="an option of hybridc compile")
     parser.add_argument("--name", default="accuracy", help="name of the files in results/")
+    parser.add_argument("--speed", action="store_true", help="time it beside fp32, too")
     asked = parser.parse_args()
     options = tuple(asked.option or DEFAULT_OPTIONS)
     results = {}
     for name in asked.model or tasks():
         task = tasks()[name]
-        results[name] = measure(task, asked.samples, asked.cases or task.count, options)
+        count = asked.cases or task.count
+        results[name] = measure(task, asked.samples, count, options, asked.speed)
         print(markdown({name: results[name]}, options), flush=True)
     RESULTS.mkdir(exist_ok=True)
     report = {"machine": machine(), "options": options, "results": results}

@@ -18,7 +18,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -53,6 +53,10 @@ _LOCAL_HEADER_BYTES = 30
 _ZIP64_EXTRA_BYTES = 20
 _PADDING_ID = 0x4268
 """Identifier of the extra field that holds only padding."""
+
+
+Pack = Callable[[memoryview], "bytes | None"]
+"""From code to the same packed, or to nothing where that does not pay."""
 
 
 class Storage(Protocol):
@@ -235,17 +239,23 @@ def checked_name(name: str) -> str:
     return name
 
 
-def write_archive(folder: Path, destination: Path) -> None:
-    """Write a folder as a ``.hyb`` file, the same bytes for the same contents."""
+def write_archive(folder: Path, destination: Path, pack: Pack | None = None) -> None:
+    """Write a folder as a ``.hyb`` file, the same bytes for the same contents.
+
+    Args:
+        folder: What to write.
+        destination: The file.
+        pack: Gives what :func:`pack_code` does, which is used without it.
+    """
     storage = FolderStorage(folder)
     with zipfile.ZipFile(destination, "w", zipfile.ZIP_STORED) as archive:
         for name in storage.names():
-            _add(archive, name, storage.map(name))
+            _add(archive, name, storage.map(name), pack or pack_code)
 
 
-def _add(archive: zipfile.ZipFile, name: str, content: memoryview) -> None:
+def _add(archive: zipfile.ZipFile, name: str, content: memoryview, pack: Pack) -> None:
     """Write one file to an archive, in the form for its kind."""
-    packed = _packed(content) if name.endswith(CODE) else None
+    packed = pack(content) if name.endswith(CODE) else None
     if packed is not None:
         name, content = name + PACKED, memoryview(packed)
     large = len(content) >= zipfile.ZIP64_LIMIT // 2
@@ -259,7 +269,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: memoryview) -> None:
         target.write(content)
 
 
-def _packed(code: memoryview) -> bytes | None:
+def pack_code(code: memoryview) -> bytes | None:
     """Code packed by LZMA; ``None`` if that saves nothing, or suspiciously much."""
     chain = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": lzma.PRESET_DEFAULT}]
     packed = lzma.compress(code, lzma.FORMAT_XZ, filters=chain)

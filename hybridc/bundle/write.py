@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hybridc.bundle.manifest import MANIFEST, FileSpec, Manifest, to_json
-from hybridc.bundle.storage import SUFFIX, checked_name, open_storage, write_archive
+from hybridc.bundle.storage import SUFFIX, Pack, checked_name, open_storage, write_archive
 from hybridc.errors import UsageError
 
 
@@ -49,10 +49,15 @@ class BundleWriter:
         return complete
 
 
-def publish(folder: Path, destination: Path) -> None:
+def publish(folder: Path, destination: Path, pack: Pack | None = None) -> None:
     """Move a finished staging folder to its place, as a folder or as a ``.hyb`` file.
 
     A bundle that was there before is replaced, and stays until the new one is complete.
+
+    Args:
+        folder: The staging folder.
+        destination: Its place.
+        pack: How code is packed, see :func:`write_archive`.
 
     Raises:
         UsageError: Something that is not a bundle is in the way.
@@ -66,7 +71,7 @@ def publish(folder: Path, destination: Path) -> None:
         for child in list(folder.iterdir()):
             if child != content:
                 child.rename(content / child.name)
-        write_archive(content, finished)
+        write_archive(content, finished, pack)
         os.replace(finished, destination)
         return
     finished.chmod(0o755)

@@ -31,6 +31,7 @@ from hybridc.frontend.bind import bind_inputs
 from hybridc.frontend.read import read_model
 from hybridc.frontend.shapes import Range, specialize
 from hybridc.lowering.ops import default_table
+from hybridc.packed_code import keeping
 from hybridc.passes.pipeline import run_passes
 from hybridc.passes.raise_opset import ensure_opset
 from hybridc.precision.budget import Budget, Outputs, relative_error
@@ -153,7 +154,7 @@ def compile_in_precision(
                     onnx.save(quantized, beside)
             if wanted.trade_off is not None and found is not None:
                 write_curve(found, wanted.trade_off)
-            publish(staging / "bundle", output)
+            publish(staging / "bundle", output, keeping(options.cache))
     except OSError as error:
         raise storage_error(error, output) from error
     return dataclasses.replace(

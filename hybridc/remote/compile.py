@@ -38,6 +38,7 @@ from hybridc.errors import BudgetError, UsageError
 from hybridc.frontend.read import Source, read_model
 from hybridc.frontend.shapes import model_inputs
 from hybridc.packaging import Built, BuiltPart, WeightPool, describe, part_spec, write_bundle
+from hybridc.packed_code import keeping
 from hybridc.placement.decide import Request
 from hybridc.placement.fallback import Placed
 from hybridc.placement.plan import Part, Plan
@@ -184,20 +185,21 @@ def _write(
     progress("[6/6] checking every plan in a fresh process")
     more_notes, errors = _check(staging, building.folder, manifest, options)
     _publish_repository(building.folder, server)
-    manifest = _publish_edge(staging, output, edge, manifest, server)
+    manifest = _publish_edge(staging, output, edge, manifest, building)
     return Report(output, manifest, (*building.prepared.notes, *notes, *more_notes), errors)
 
 
 def _publish_edge(
-    staging: Path, output: Path, edge: Built, manifest: Manifest, server: ServerOptions
+    staging: Path, output: Path, edge: Built, manifest: Manifest, building: _Build
 ) -> Manifest:
     """Move the edge bundle to its place; without what depends on a server's part, if need be."""
-    if not server.updates:
-        publish(staging, output)
+    pack = keeping(building.options.cache)
+    if not building.server.updates:
+        publish(staging, output, pack)
         return manifest
     with staging_folder(output) as bare:
         manifest = write_bundle(bare, edge, dataclasses.replace(manifest, files=()), [])
-        publish(bare, output)
+        publish(bare, output, pack)
     return manifest
 
 

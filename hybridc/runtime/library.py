@@ -46,7 +46,7 @@ def load_runtime(
 
     Args:
         manifest: The model's description.
-        read: Gives the content of a library; only of those that the process lacks.
+        read: Gives the content of a library.
         libraries: Paths of the runtime's libraries, in the order of loading.
 
     Raises:
@@ -56,12 +56,10 @@ def load_runtime(
     check_tvm_ffi(manifest)
     with _lock:
         for name in libraries:
-            by_tvm = _provided_by_tvm(manifest)
-            if by_tvm and not _is_absent(name):
-                continue
             data = read(name)
             digest = hashlib.sha256(data).hexdigest()
-            if digest in _loaded:
+            by_tvm = _provided_by_tvm(manifest)
+            if digest in _loaded or (by_tvm and not is_absent(name)):
                 continue
             if not (_loaded or by_tvm) and _has_function(_RUNTIME_FUNCTION):
                 raise DeviceError("another TVM runtime is in this process; load in a fresh one")
@@ -70,8 +68,11 @@ def load_runtime(
                 _loaded[digest] = (name, ctypes.CDLL(path, ctypes.RTLD_GLOBAL))
 
 
-def _is_absent(name: str) -> bool:
-    """Whether an imported ``tvm`` is without a library: CUDA's, where it found no driver."""
+def is_absent(name: str) -> bool:
+    """Whether an imported ``tvm`` is without a library.
+
+    That is CUDA's, where it found no driver, or OpenCL's, where that was built after the import.
+    """
     function = _DEVICE_FUNCTIONS.get(os.path.basename(name))
     return function is not None and not _has_function(function)
 
