@@ -7,6 +7,7 @@ anchors.py     which nodes take part
 smooth.py      large channels of data move into the weights
 observe.py     what values tensors take
 ranges.py      which of them a scale reaches to
+scales.py      the steps in which numbers become integers
 qdq.py         QuantizeLinear and DequantizeLinear around nodes
 search.py      which layers take part under a budget
 costs.py       what that is predicted to save

@@ -13,9 +13,9 @@
 
 Integers are of 8 bits, or int16 without zero points. The weight must be a constant. A bias becomes
 int32 in the scale of the sums; a region whose sums or bias may not fit there stays as it is.
-Everything else between DequantizeLinear and QuantizeLinear (Add,
-Mul, activations, means) is element-wise work on floats that targets fuse into the integer kernel
-before it, which is what the model says to the last bit.
+Everything else between DequantizeLinear and QuantizeLinear (Add, Mul, activations, means) is
+element-wise work on floats that targets fuse into the integer kernel before it, which is what the
+model says to the last bit.
 """
 
 from __future__ import annotations
@@ -93,11 +93,16 @@ def _result(node: ir.Node, opset: int) -> _Result | None:
     quantized = None if last is None else result_of(last)
     if last is None or quantized is None or not is_integer(quantized) or quantized.axis is not None:
         return None
-    limits, ends = np.iinfo(quantized.dtype.numpy()), [code_of(low, quantized)]
-    ends.append(code_of(high, quantized))
-    first, second = (None if e in (limits.min, limits.max) else e for e in ends)
-    is_bound = first is not None or second is not None
-    return None if is_bound and opset < _INTEGER_POOL else _Result(last, quantized, first, second)
+    limits = np.iinfo(quantized.dtype.numpy())
+    first, second = code_of(low, quantized), code_of(high, quantized)
+    result = _Result(
+        last,
+        quantized,
+        None if first == limits.min else first,
+        None if second == limits.max else second,
+    )
+    is_bound = result.low is not None or result.high is not None
+    return None if is_bound and opset < _INTEGER_POOL else result
 
 
 def _weight(value: ir.Value | None, axis: int) -> Quantized | None:

@@ -90,7 +90,9 @@ def test_a_relu_that_they_do_not_imply():
 
 
 @pytest.mark.parametrize(
-    "bounds", [(0, 6), (-50, 6), (0,), (6, 6)], ids=["both", "low implied", "low alone", "equal"]
+    "bounds",
+    [(0, 6), (-50, 6), (0,), (6, 6), (1e9,), (-1e9, -1e9)],
+    ids=["both", "low implied", "low alone", "equal", "all above", "all below"],
 )
 def test_a_clip(bounds):
     names = " ".join(f"bound{place}" for place in range(len(bounds)))
