@@ -38,6 +38,7 @@ def keeping(folder: Path | None) -> Pack:
             packed = pack_code(code)
             if packed is not None:
                 cache.write(key, packed)
+                cache.trim()
         return packed
 
     return pack

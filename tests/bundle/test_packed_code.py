@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hybridc.targets.llvm.object_cache import ObjectCache
 
 import hybridc
 from hybridc import packed_code
@@ -61,6 +62,13 @@ def test_what_was_damaged_is_packed_anew(tmp_path, packed):
     file.write_bytes(damaged)
     assert packed_code.keeping(tmp_path)(memoryview(code)) == first
     assert large(packed) == 2
+
+
+def test_the_folder_keeps_its_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed_code, "ObjectCache", lambda folder: ObjectCache(folder, limit=1000))
+    code = np.random.default_rng(1).integers(0, 4, packed_code.LARGE, np.uint8).tobytes()
+    assert len(packed_code.keeping(tmp_path)(memoryview(code))) > 1000
+    assert not list(tmp_path.iterdir())
 
 
 def test_small_code_is_not_kept(tmp_path):
