@@ -143,8 +143,7 @@ def _unfused_if_bfloat16(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _elementwise_if_moves(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """A tensor program that is fused with the kernel before it if it has the attribute."""
-    has_attribute = function.attrs is not None and MOVES in function.attrs
-    return function.with_attr("op_pattern", _ELEMENTWISE) if has_attribute else function
+    return function.with_attr("op_pattern", _ELEMENTWISE) if _has(function, MOVES) else function
 
 
 def _marked(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -157,6 +156,10 @@ def _marked(function: tirx.PrimFunc) -> tirx.PrimFunc:
     tvm_ffi.structural_walk(function.body, [rule], order="post")
     is_reshape = [name for name in names if name != "root"] == [_RESHAPE_BLOCK]
     return function.with_attr(RESHAPE, 1) if is_reshape else function
+
+
+def _has(function: Any, attribute: str) -> bool:
+    return function.attrs is not None and attribute in function.attrs
 
 
 def finalize(module: tvm.IRModule, *planned: tvm.transform.Pass) -> tvm.IRModule:
@@ -190,11 +193,7 @@ def _reshapes_as_views(module: tvm.IRModule) -> tvm.IRModule:
     TVM finds out by index arithmetic whether a kernel moves nothing, which sizes known only at run
     time may be too much for.
     """
-    reshapes = {
-        variable
-        for variable, function in module.functions.items()
-        if function.attrs is not None and RESHAPE in function.attrs
-    }
+    reshapes = {v for v, function in module.functions.items() if _has(function, RESHAPE)}
     if not reshapes:
         return module
 

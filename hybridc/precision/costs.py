@@ -14,7 +14,7 @@ from typing import Protocol
 import onnx
 import onnx_ir as ir
 
-from hybridc.cost_models.device import DeviceProfile
+from hybridc.cost_models.device import DEFAULT_DTYPE, DeviceProfile
 from hybridc.cost_models.group_work import GroupWork, describe_group
 from hybridc.cost_models.load import DeviceModel, default_profile, load_device
 from hybridc.cost_models.measured import Code
@@ -26,7 +26,7 @@ FALLBACK_PROFILE = {"cuda": "a10", "opencl": "integrated-gpu"}
 USUAL_PROFILE = "zen3"
 """Profiles for targets that name no device; only ratios between layers matter here."""
 
-INT8, FLOAT = "int8", "float32"
+INT8 = "int8"
 _WIDTHS, _WIDTHS_16 = 4, 2  # bytes of a float32 beside those of an int8 and of an int16
 
 
@@ -151,7 +151,7 @@ def predict(
                     cost = dataclasses.replace(
                         cost,
                         wide_seconds=max(0.0, seconds - wide),
-                        wide_bytes=work.weight_bytes - work.weight_bytes // _WIDTHS_16,
+                        wide_bytes=saved_bytes(work, _WIDTHS_16),
                     )
                 found[str(node.name)] = cost
     return ModelCost(total, weight_bytes(graph), found, estimator.profile.name)
@@ -179,7 +179,7 @@ def in_int8(work: GroupWork) -> GroupWork:
 
 def in_int16(work: GroupWork, profile: DeviceProfile) -> GroupWork:
     """A group whose anchor computes on integers of 16 bits, as so many operations of 8 bits."""
-    slower = max(1.0, profile.peak(INT8) / (2 * profile.peak(FLOAT)))
+    slower = max(1.0, profile.peak(INT8) / (2 * profile.peak(DEFAULT_DTYPE)))
     return _narrowed(work, _WIDTHS_16, round(work.nodes[0].operations * slower))
 
 
@@ -196,6 +196,6 @@ def _narrowed(work: GroupWork, times: int, operations: int) -> GroupWork:
     )
 
 
-def saved_bytes(work: GroupWork) -> int:
-    """Bytes of a group's weights that int8 saves."""
-    return work.weight_bytes - work.weight_bytes // _WIDTHS
+def saved_bytes(work: GroupWork, times: int = _WIDTHS) -> int:
+    """Bytes of a group's weights that int8 saves, or another type so many times as small."""
+    return work.weight_bytes - work.weight_bytes // times

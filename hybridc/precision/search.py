@@ -28,12 +28,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridc.precision.budget import Budget
-from hybridc.precision.costs import PrecisionCost
+from hybridc.precision.costs import INT8, PrecisionCost
+from hybridc.precision.quantize import FP32
 from hybridc.precision.samples import Sample, Samples
 from hybridc.precision.static import Calibrated, sensitivities
 from hybridc.reference import open_session
 
-INT8, INT16, FP32 = "int8", "int16", "fp32"
+INT16 = "int16"
 
 MEASURED = 24
 """Samples for errors of single layers, and for the curve."""

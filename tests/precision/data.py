@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+from hybridc.targets.protocol import Device
 
 from tests.models import make_model, node, random
 
 Array = np.ndarray[Any, Any]
 
 SHAPE = (1, 3, 8, 8)
+DEVICE = Device("llvm", "llvm", "x86-64-v3")
 
 
 def network() -> onnx.ModelProto:

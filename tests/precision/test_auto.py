@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
-from hybridc.targets.protocol import Device
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from onnx import numpy_helper
@@ -17,7 +16,6 @@ from onnx import numpy_helper
 from hybridc.precision.budget import Budget, parse_budget
 from hybridc.precision.costs import predict
 from hybridc.precision.curve import as_json, as_svg, as_table
-from hybridc.precision.samples import load_samples
 from hybridc.precision.search import (
     USED,
     afford_halves,
@@ -26,27 +24,9 @@ from hybridc.precision.search import (
     is_lost,
     search,
 )
-from hybridc.precision.static import calibrate_model
 from tests.models import save
-from tests.precision.data import network, samples, write_samples
-from tests.precision.test_samples import SPECS
+from tests.precision.data import DEVICE, network, samples, write_samples
 from tests.support import assert_compile_refused, hybridc
-
-DEVICE = Device("llvm", "llvm", "x86-64-v3")
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    """Samples to calibrate with."""
-    data = write_samples(tmp_path_factory.mktemp("auto") / "data", samples(12))
-    return load_samples(str(data), SPECS, {})
-
-
-@pytest.fixture(scope="module")
-def calibrated(loaded):
-    """A network that was calibrated."""
-    model = onnx.shape_inference.infer_shapes(network())
-    return calibrate_model(model, loaded, "percentile")
 
 
 @pytest.fixture(scope="module")

@@ -17,30 +17,12 @@ from hybridc.precision.budget import parse_budget
 from hybridc.precision.costs import ModelCost, predict
 from hybridc.precision.gains import multiplies_int16
 from hybridc.precision.qdq import can_be_wide, insert_qdq
-from hybridc.precision.samples import load_samples
 from hybridc.precision.scales import balanced_steps, wide_scale, wide_weight_steps
 from hybridc.precision.search import search
-from hybridc.precision.static import calibrate_model
 from tests.models import make_model, node, random, run_reference, save
 from tests.passes.harness import apply, operators
-from tests.precision.data import network, samples, write_samples
-from tests.precision.test_samples import SPECS
+from tests.precision.data import DEVICE, network, samples, write_samples
 from tests.support import hybridc
-
-DEVICE = Device("llvm", "llvm", "x86-64-v3")
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    """Samples to calibrate with."""
-    data = write_samples(tmp_path_factory.mktemp("wide") / "data", samples(12))
-    return load_samples(str(data), SPECS, {})
-
-
-@pytest.fixture(scope="module")
-def calibrated(loaded):
-    """A network that was calibrated."""
-    return calibrate_model(onnx.shape_inference.infer_shapes(network()), loaded, "percentile")
 
 
 def error_of(calibrated, model):

@@ -181,6 +181,20 @@ def test_convolutions(cpu, case):
     check_convolution(cpu, case)
 
 
+def convolution_of(case: dict[str, Any], x: Array, constants: Sequence[Array]) -> onnx.ModelProto:
+    """A model of one convolution with the channels last."""
+    return make_model(
+        "QLinearConv", x, constants, "com.microsoft", channels_last=1, group=case["groups"],
+        pads=case["pads"], strides=[case["stride"]] * 2, dilations=[case["dilation"]] * 2,
+    )  # fmt: skip
+
+
+def sums_of(case: dict[str, Any], x: Array, w: Array) -> Array:
+    """Its exact sums, of integers less their zero points."""
+    wide = (array.astype(np.int64) for array in (x, w))
+    return convolve(*wide, case["pads"], case["stride"], case["dilation"], case["groups"])
+
+
 def wide_weight(shape: Sequence[int], seed: int) -> Array:
     """int16 weights of which a filter's sums with any int16 data just fit in int32."""
     weight = random_integers(shape, "int16", seed).astype(np.int64)
@@ -202,12 +216,8 @@ def test_convolutions_of_int16(cpu, case):
     scale = np.random.default_rng(3).uniform(1e-6, 2e-5, filters).astype(np.float32)
     one = np.asarray(np.float32(1))
     constants = [one, zero, w, scale, np.zeros(filters, np.int16), one, zero]
-    model = make_model(
-        "QLinearConv", x, constants, "com.microsoft", channels_last=1, group=case["groups"],
-        pads=case["pads"], strides=[case["stride"]] * 2, dilations=[case["dilation"]] * 2,
-    )  # fmt: skip
-    wide = (array.astype(np.int64) for array in (x, w))
-    sums = convolve(*wide, case["pads"], case["stride"], case["dilation"], case["groups"])
+    model = convolution_of(case, x, constants)
+    sums = sums_of(case, x, w)
     assert np.abs(sums).max(initial=0) < 2**31
     np.testing.assert_array_equal(run(model, parse_cpu(cpu), x), quantized(sums, scale, zero))
 
@@ -302,12 +312,9 @@ def check_convolution(cpu: str, case: dict[str, Any], instruction: str = "") -> 
         bias,
     ]  # fmt: skip
     constants = [np.asarray(array) for array in constants]
-    model = make_model(
-        "QLinearConv", x, constants, "com.microsoft", channels_last=1, group=case["groups"],
-        pads=case["pads"], strides=[case["stride"]] * 2, dilations=[case["dilation"]] * 2,
-    )  # fmt: skip
-    centered = [a.astype(np.int64) - z for a, z in zip((x, w), case["zeros"], strict=True)]
-    sums = convolve(*centered, case["pads"], case["stride"], case["dilation"], case["groups"])
+    model = convolution_of(case, x, constants)
+    centered = (a.astype(np.int64) - z for a, z in zip((x, w), case["zeros"], strict=True))
+    sums = sums_of(case, *centered)
     expected = quantized(sums + bias, scale, zero)
     np.testing.assert_array_equal(run(model, parse_cpu(cpu), x, instruction), expected)
 

@@ -26,7 +26,7 @@ from hybridc.lowering.ops.common import (
     same_dim,
     value_shape,
 )
-from hybridc.lowering.ops.narrow import decoded, is_integer
+from hybridc.lowering.ops.narrow import decoded, is_integer, is_zero
 from hybridc.lowering.value import Constant, Expression, Narrow, Value
 
 INTEGERS = {
@@ -94,8 +94,8 @@ def centered(call: Call, value: Value, zero: Value | None) -> Expression:
 
     Or a tensor of int16 whose zero point is zero, as it is.
     """
-    is_zero = zero is None or (isinstance(zero, Constant) and not zero.array.any())
-    if is_zero and call.with_inputs([value]).dtype(0) == "int16":
+    is_centered = zero is None or is_zero(call, zero)
+    if is_centered and call.with_inputs([value]).dtype(0) == "int16":
         return call.materialize(value)
     for operand in (value, zero):
         if operand is not None and call.with_inputs([operand]).dtype(0) not in ("int8", "uint8"):
@@ -106,7 +106,7 @@ def centered(call: Call, value: Value, zero: Value | None) -> Expression:
             array = array - zero.array.astype(np.int16)
         zeros = "" if zero is None or not zero.array.any() else f"_{zero.name}"
         return call.materialize(Constant(f"{value.name}.centered{zeros}", array))
-    if zero is None or is_zero:
+    if zero is None or is_centered:
         return cast(call, call.materialize(value), "int16")
 
     if isinstance(zero, Constant) and zero.array.size == 1:
