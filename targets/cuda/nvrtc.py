@@ -79,7 +79,14 @@ def compile_with_nvrtc(source: str, architectures: Sequence[str]) -> bytes:
         )
     library = find_nvrtc()
     assert library is not None
-    return _Program(ctypes.CDLL(library), source).compile(architectures[0])
+    return _Program(load_nvrtc(library), source).compile(architectures[0])
+
+
+def load_nvrtc(library: str) -> ctypes.CDLL:
+    """The library, with its other half, which some versions look for in the system alone."""
+    for other in sorted(Path(library).parent.glob("libnvrtc-builtins.so.*")):
+        ctypes.CDLL(str(other))
+    return ctypes.CDLL(library)
 
 
 class _Program:

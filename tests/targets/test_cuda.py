@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import struct
@@ -15,7 +16,7 @@ from hybridc.targets.cuda import build
 from hybridc.targets.cuda.architectures import parse_gpu
 from hybridc.targets.cuda.build import compiled_graph
 from hybridc.targets.cuda.nvcc import compile_source, find_nvcc
-from hybridc.targets.cuda.nvrtc import compile_with_nvrtc, find_nvrtc
+from hybridc.targets.cuda.nvrtc import compile_with_nvrtc, find_nvrtc, load_nvrtc
 from hybridc.targets.cuda.pack import rewrite
 from hybridc.targets.memory import planned_bytes
 
@@ -192,6 +193,15 @@ def test_nvrtc_compiles_for_tensor_cores(dtype):
     source = cuda_source(model)
     assert "__builtin_memcpy" in source
     assert compile_with_nvrtc(source, ["sm_90"])[:4] == b"\x7fELF"
+
+
+def test_nvrtc_has_its_other_half(tmp_path):
+    """Versions 13.0 to 13.3 name no folder to look for it in."""
+    for name in ("libnvrtc-builtins.so.13.99", "libnvrtc.so.13"):
+        command = ["cc", "-shared", f"-Wl,-soname,{name}", "-o", tmp_path / name, "-x", "c", "-"]
+        subprocess.run(command, input=b"", check=True)
+    load_nvrtc(str(tmp_path / "libnvrtc.so.13"))
+    ctypes.CDLL("libnvrtc-builtins.so.13.99")  # by its name alone: it is there already
 
 
 @needs_nvrtc
