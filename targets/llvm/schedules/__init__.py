@@ -35,6 +35,7 @@ from hybridc.targets.llvm.schedules.tails import move_tails
 from hybridc.targets.llvm.schedules.variants import with_alternative
 from hybridc.targets.llvm.schedules.vector_math import expand_math
 from hybridc.targets.llvm.schedules.winograd import schedule_winograd
+from hybridc.targets.regions import whole_regions
 from hybridc.targets.relax_pipeline import map_kernels
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -66,7 +67,7 @@ def schedule_function(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
 
 def _written_out(function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc:
     """The function with arithmetic in place of what has no vector instruction, or a slow one."""
-    return expand_math(round_shortly(compare_starts(function), cpu))
+    return whole_regions(expand_math(round_shortly(compare_starts(function), cpu)))
 
 
 def apply_rule(rule: Rule, function: tirx.PrimFunc, cpu: Cpu) -> tirx.PrimFunc | None:
