@@ -15,6 +15,7 @@ say; the median error was 52 %, which is what the confidence says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -53,6 +54,15 @@ VIEW_SECONDS = 2e-7
 
 DATA_SHEET_CONFIDENCE = 0.5
 
+LAUNCH = "launch"
+"""The term of what every kernel takes."""
+
+FILLING = "filling "
+"""What the names of terms begin with that are for groups too small to fill a device."""
+
+FULL_SECONDS = 1e-6
+"""Unit of those terms: the time from which on they are smaller than what they belong to."""
+
 
 @dataclass(frozen=True)
 class Roofline:
@@ -79,7 +89,8 @@ class CalibratedRoofline:
     Computing and moving are added in it, which is what a fit can find out.
 
     Attributes:
-        factors: Factor of each of :func:`terms`; only of those that were measured.
+        factors: Factor of each of :func:`terms`, and of :func:`filling` where that was fitted,
+            too; only of those that were measured.
         error: Median relative error on groups that were left out of the fit.
     """
 
@@ -93,7 +104,8 @@ class CalibratedRoofline:
         found = terms(group, device)
         if not set(found) <= set(self.factors):
             return None
-        seconds = sum(self.factors[name] * value for name, value in found.items())
+        found |= filling(found)
+        seconds = sum(self.factors.get(name, 0.0) * value for name, value in found.items())
         return Cost(seconds, group.bytes, CALIBRATED, max(0.0, 1 - self.error))
 
 
@@ -109,10 +121,26 @@ def terms(group: GroupWork, device: DeviceProfile) -> dict[str, float]:
     tensors = group.read_bytes + group.written_bytes
     moving = tensors / device.level(tensors).bytes_per_second
     return {
-        "launch": 1.0,
+        LAUNCH: 1.0,
         "weights": group.weight_bytes / device.memory[-1].bytes_per_second,
         f"moving {main_class(group)}": moving,
         **ideal_seconds(group, device),
+    }
+
+
+def filling(found: Mapping[str, float]) -> dict[str, float]:
+    """For each term but the launch, what grows with the root of it.
+
+    The more a group has to do, the more of a device's units have some of it at the same time. So
+    until all are at work, twice as much takes less than twice as long.
+
+    Args:
+        found: What :func:`terms` gave.
+    """
+    return {
+        FILLING + name: math.sqrt(seconds * FULL_SECONDS)
+        for name, seconds in found.items()
+        if name != LAUNCH
     }
 
 

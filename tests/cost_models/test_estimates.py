@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random as randomness
 
 import onnx
@@ -153,12 +154,31 @@ def measurements(count, noise, seed=0):
 
 
 def test_a_fit_recovers_the_machine():
-    fitted = calibrate(measurements(60, 0.0), DEVICE)
+    rows = measurements(60, 0.0)
     wanted = {CONVOLUTION: 1.25, PRODUCT: 2.0, ELEMENTWISE: 8.0}
     moving = {f"moving {kind}": 1.5 for kind in wanted}
     all_of_them = {"launch": 4e-6, "weights": 0.0, **wanted, **moving}
-    assert fitted.factors == pytest.approx(all_of_them, rel=1e-2)
+    assert fit_roofline(rows, DEVICE).factors == pytest.approx(all_of_them, rel=1e-2)
+    fitted = calibrate(rows, DEVICE)
+    for name, value in all_of_them.items():
+        assert fitted.factors[name] == pytest.approx(value, rel=5e-2)
     assert fitted.error < 1e-2
+
+
+def test_a_fit_sees_that_small_groups_do_not_fill_a_device():
+    """Where the rate grows with the root of the work, up to the peak."""
+    rows = [
+        dataclasses.replace(row, seconds=2e-6 + math.sqrt(row.work.operations / 1e9 * 9e-6))
+        for row in measurements(80, 0.0)
+    ]
+    fresh = rows[:20]
+    plain, fitted = fit_roofline(rows[20:], DEVICE), calibrate(rows[20:], DEVICE)
+
+    def error(model):
+        found = [model.estimate(row.work, DEVICE).seconds / row.seconds for row in fresh]
+        return sorted(abs(ratio - 1) for ratio in found)[10]
+
+    assert error(fitted) < 0.02 < 0.1 < error(plain)
 
 
 def test_a_fit_is_as_often_too_fast_as_too_slow():
