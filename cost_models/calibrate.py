@@ -4,12 +4,14 @@
 
 The terms are those of :func:`hybridc.cost_models.roofline.terms`: a launch, weights, and computing
 and moving by class of operators. Their roots are for groups that do not fill the device, see
-:func:`hybridc.cost_models.roofline.filling`; with them the time of whole models that the fit had
-not seen was off by 19 % in place of 42 % on an H200 by CUDA, by 20 in place of 22 by OpenCL, and by 17
-in place of 24 on 16 cores of a CPU (medians of 16 models, each with a fit to the other ones). Factors are kept at or above zero, since no kernel gives time
-back. What is least is the sum of squares of log(predicted / measured): small and large groups count
-alike, and half as long is as wrong as twice as long. With relative errors instead, which never are
-below -1, a fit to groups that differ more than their terms tell would be too fast for most of them.
+:func:`hybridc.cost_models.roofline.filling`. With them times of whole models that the fit had not
+seen were off by 19 % in place of 42 on an H200 by CUDA, by 20 in place of 22 by OpenCL, and by 17
+in place of 24 on 16 cores of a CPU (medians of 16 models, each with a fit to the other ones).
+
+Factors are kept at or above zero, since no kernel gives time back. What is least is the sum of
+squares of log(predicted / measured): small and large groups count alike, and half as long is as
+wrong as twice as long. With relative errors instead, which never are below -1, a fit to groups that
+differ more than their terms tell would be too fast for most of them.
 
 The error is measured on groups that a fit did not see: each fifth with a fit to the others.
 """

@@ -22,9 +22,9 @@ import tvm_ffi
 
 from hybridc.bundle.manifest import Manifest
 from hybridc.errors import HybridcError, PartError, UsageError
+from hybridc.runtime.host_memory import HostMemory
 from hybridc.runtime.parts import Function, LoadedPart
-from hybridc.runtime.pinned import PinnedMemory
-from hybridc.runtime.tensors import HOST, Place, allocate, copy, move, place_of
+from hybridc.runtime.tensors import HOST, Place, allocate, copy, place_of
 
 _GIVEN: Place = (0, 0)
 """Where inputs are if there are devices: wherever the caller has them."""
@@ -77,7 +77,7 @@ class Executor:
         self.has_branches = False
         self._observer = observer
         self._staged: dict[tuple[int, Place], Any] = {}
-        self._pinned = PinnedMemory()
+        self._host_memory = HostMemory()
         self._slots: dict[tuple[str, Place], int] = {}
         self._on_host = all(part.place == HOST for part in parts)
         given = HOST if self._on_host else _GIVEN
@@ -204,9 +204,9 @@ class Executor:
         if not isinstance(value, tvm_ffi.Tensor) or place_of(value) == place:
             return value
         if place == HOST:
-            return self._pinned.received(value)
+            return self._host_memory.received(value)
         if place_of(value) != HOST:
-            value = move(value, HOST)
+            value = self._host_memory.received(value)
         kept = self._staged.get((slot, place))
         if kept is None or kept.shape != value.shape:
             kept = self._staged[slot, place] = allocate(value, place)
