@@ -2,7 +2,8 @@
 
 New memory for a large tensor takes several times as long as the copy to it, since the system maps
 and clears each page; what is pinned takes longer still. So memory is kept: an array over it gives
-it back when it is collected, and the next tensor of that size takes it.
+it back when it is collected, and the next tensor of that size takes it. What is kept and what is in
+use are together no more than was in use at once before.
 
 A GPU of NVIDIA's writes to pinned memory by itself, at the speed of its bus. What it copies to
 other memory goes through a staging buffer of the driver's and is then copied once more.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +32,6 @@ MAX_PINNED_BYTES = 256 * 1024 * 1024
 
 MIN_BYTES = 16 * 1024 * 1024
 """Smaller tensors get memory that the process has had before anyway, up to 32 MiB with glibc."""
-
-MAX_UNUSED_BYTES = 1024 * 1024 * 1024
-"""Most bytes that are not pinned and that one executor keeps while nothing is in them."""
 
 _ALIGNMENT = 64
 
@@ -58,6 +57,9 @@ class HostMemory:
     def __init__(self) -> None:
         self._free: dict[tuple[int, bool], list[_Memory]] = {}
         self._pinned = 0
+        self._used = 0
+        self._peak = 0
+        self._lock = threading.RLock()  # a collection may give back what this thread asks for
         self._runtime = ctypes.CDLL(None)  # where the loader brought CUDA's
 
     def received(self, tensor: Any) -> Any:
@@ -67,7 +69,8 @@ class HostMemory:
         if name not in TYPES:
             return move(tensor, HOST)
         dtype, shape = np.dtype(name), tuple(map(int, tensor.shape))
-        memory = self._memory(math.prod(shape) * dtype.itemsize, is_cuda(place))
+        with self._lock:
+            memory = self._memory(math.prod(shape) * dtype.itemsize, is_cuda(place))
         if memory is None:
             return move(tensor, HOST)
         array = np.asarray(_Block(self, memory)).view(dtype).reshape(shape)
@@ -84,13 +87,17 @@ class HostMemory:
                 return pinned
         if size < MIN_BYTES:
             return None
-        return self._kept(size, False) or _new_memory(size)
+        memory = self._kept(size, False)
+        self._used += size
+        if memory is None:
+            self._peak = max(self._peak, self._used)
+            self._drop(self._used + self.unused_bytes - self._peak)
+            memory = _new_memory(size)
+        return memory
 
     def _kept(self, size: int, is_pinned: bool) -> _Memory | None:
-        try:
-            return self._free.setdefault((size, is_pinned), []).pop()
-        except IndexError:
-            return None
+        pieces = self._free.get((size, is_pinned))
+        return pieces.pop() if pieces else None
 
     def _pin(self, size: int) -> _Memory | None:
         if self._pinned + size > MAX_PINNED_BYTES:
@@ -104,15 +111,24 @@ class HostMemory:
         return _Memory(address.value, size)
 
     def give_back(self, memory: _Memory) -> None:
-        """Keep memory for the next tensor of its size, unless too much is unused already."""
+        """Keep memory for the next tensor of its size."""
         is_pinned = memory.holder is None
-        if is_pinned or self.unused_bytes + memory.size <= MAX_UNUSED_BYTES:
+        with self._lock:
+            self._used -= 0 if is_pinned else memory.size
             self._free.setdefault((memory.size, is_pinned), []).append(memory)
+
+    def _drop(self, excess: int) -> None:
+        """Free so many bytes that are kept, those of the sizes first that came first."""
+        for (size, is_pinned), pieces in list(self._free.items()):
+            while excess > 0 and pieces and not is_pinned:
+                pieces.pop()
+                excess -= size
 
     @property
     def unused_bytes(self) -> int:
         """Bytes that are not pinned, and that nothing is in."""
-        free = list(self._free.items())  # other threads may be changing it
+        with self._lock:
+            free = list(self._free.items())  # a collection may add to it
         return sum(size * len(pieces) for (size, pinned), pieces in free if not pinned)
 
     def __del__(self) -> None:

@@ -118,16 +118,28 @@ def test_large_results_of_other_devices_use_memory_again(plain):
     assert np.array_equal(again[1], 4 * values)
 
 
-def test_not_too_much_is_kept(plain, monkeypatch):
-    monkeypatch.setattr(host_memory, "MAX_UNUSED_BYTES", 3 * 4 * SIZE)
+def test_no_more_is_kept_than_was_in_use_at_once(plain):
     memory = HostMemory()
-    kept = [received(memory, np.full(SIZE, number, "float32")) for number in range(5)]
+    kept = [received(memory, np.full(SIZE, number, "float32")) for number in range(3)]
     del kept
     gc.collect()
     assert memory.unused_bytes == 3 * 4 * SIZE
-    kept = [received(memory, np.full(SIZE, number, "float32")) for number in range(2)]
+    other = received(memory, np.ones(2 * SIZE, "float32"))
     assert memory.unused_bytes == 4 * SIZE
-    assert [array[0] for array in kept] == [0, 1]
+    kept = [received(memory, np.full(SIZE, number, "float32")) for number in range(2)]
+    assert memory.unused_bytes == 0
+    assert [array[0] for array in (*kept, other)] == [0, 1, 1]
+    del kept, other
+    gc.collect()
+    assert memory.unused_bytes == 4 * 4 * SIZE
+
+
+def test_sizes_that_change_do_not_pile_up(plain):
+    memory = HostMemory()
+    for size in range(SIZE, SIZE + 2000, 100):
+        assert received(memory, np.ones(size, "float32")).sum() == size
+        gc.collect()
+        assert memory.unused_bytes == 4 * size
 
 
 def test_what_cannot_be_pinned_is_kept_all_the_same(runtime, monkeypatch):
