@@ -15,7 +15,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from hybridc.targets.llvm.schedules.blocks import changed, collect
+from hybridc.targets.llvm.schedules.blocks import changed, collect, loads_of, used_buffers
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
@@ -38,22 +38,17 @@ def whole_regions(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _between_nests(root: SBlock) -> list[Any]:
     """Buffers of a function that several of its outermost loops use."""
-    nests = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    used = [_used(nest) for nest in nests]
+    if not root.alloc_buffers or not isinstance(root.body, tirx.SeqStmt):
+        return []
+    used = [used_buffers(nest) for nest in root.body.seq]
     return [buffer for buffer in root.alloc_buffers if sum(buffer in own for own in used) > 1]
-
-
-def _used(nest: Any) -> set[Any]:
-    """What a loop nest stores or loads."""
-    stores, loads = collect(nest, tirx.BufferStore), collect(nest, tvm.ir.TensorLoad)
-    return {store.buffer for store in stores} | {load.source for load in loads}
 
 
 def _reads(block: SBlock, buffers: list[Any]) -> SBlock:
     """A block that reads buffers as a whole if an index of its is not affine."""
     odd = {
         load.source
-        for load in collect(block.body, tvm.ir.TensorLoad)
+        for load in loads_of(block)
         if load.source in buffers and not all(map(_is_affine, load.indices))
     }
     if not odd or not block.iter_vars:

@@ -203,10 +203,10 @@ class Executor:
         """A tensor at a place; on a device in memory that is kept, which is slow to get there."""
         if not isinstance(value, tvm_ffi.Tensor) or place_of(value) == place:
             return value
-        if place == HOST:
-            return self._host_memory.received(value)
         if place_of(value) != HOST:
             value = self._host_memory.received(value)
+        if place == HOST:
+            return value
         kept = self._staged.get((slot, place))
         if kept is None or kept.shape != value.shape:
             kept = self._staged[slot, place] = allocate(value, place)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridc.bundle.tensors import ALIGNMENT
 from hybridc.runtime.tensors import HOST, copy, is_cuda, move, place_of, synchronize, to_tensor
 
 TYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
@@ -32,8 +33,6 @@ MAX_PINNED_BYTES = 256 * 1024 * 1024
 
 MIN_BYTES = 16 * 1024 * 1024
 """Smaller tensors get memory that the process has had before anyway, up to 32 MiB with glibc."""
-
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -139,9 +138,9 @@ class HostMemory:
 
 
 def _new_memory(size: int) -> _Memory:
-    holder = np.empty(size + _ALIGNMENT, np.uint8)
+    holder = np.empty(size + ALIGNMENT, np.uint8)
     address = holder.ctypes.data
-    return _Memory(address + -address % _ALIGNMENT, size, holder)
+    return _Memory(address + -address % ALIGNMENT, size, holder)
 
 
 class _Block:

@@ -85,6 +85,12 @@ def loads_of(block: SBlock) -> list[tvm.ir.TensorLoad]:
     return collect(block.body, tvm.ir.TensorLoad)
 
 
+def used_buffers(node: Any) -> set[Any]:
+    """What is loaded or stored below ``node``."""
+    loads, stores = collect(node, tvm.ir.TensorLoad), collect(node, tirx.BufferStore)
+    return {load.source for load in loads} | {store.buffer for store in stores}
+
+
 def store_of(block: SBlock) -> tirx.BufferStore | None:
     """The block's body if it is one plain store."""
     return block.body if isinstance(block.body, tirx.BufferStore) else None

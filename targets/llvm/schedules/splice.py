@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm
 import tvm_ffi
 from hybridc.targets.fitting import Misfit
-from hybridc.targets.llvm.schedules.blocks import changed, collect
+from hybridc.targets.llvm.schedules.blocks import changed, collect, used_buffers
 from tvm import te, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
@@ -67,8 +66,7 @@ def replace_nest(
 def without_unused_buffers(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function without those intermediate buffers that nothing reads or writes."""
     root = function.body.block
-    used = {load.source for load in collect(root.body, tvm.ir.TensorLoad)}
-    used |= {store.buffer for store in collect(root.body, tirx.BufferStore)}
+    used = used_buffers(root.body)
     kept = [buffer for buffer in root.alloc_buffers if buffer in used]
     return _with_root(function, root.body, kept)
 
