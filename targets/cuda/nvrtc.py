@@ -84,8 +84,10 @@ def compile_with_nvrtc(source: str, architectures: Sequence[str]) -> bytes:
 
 def load_nvrtc(library: str) -> ctypes.CDLL:
     """The library, with its other half, which some versions look for in the system alone."""
-    for other in sorted(Path(library).parent.glob("libnvrtc-builtins.so.*")):
-        ctypes.CDLL(str(other))
+    path = Path(library)
+    if path.is_absolute():  # what the system knows by its name alone lies in no folder of ours
+        for other in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
+            ctypes.CDLL(str(other))
     return ctypes.CDLL(library)
 
 

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hybridc.targets.cuda import build
+from hybridc.targets.cuda import build, nvrtc
 from hybridc.targets.cuda.architectures import parse_gpu
 from hybridc.targets.cuda.build import compiled_graph
 from hybridc.targets.cuda.nvcc import compile_source, find_nvcc
@@ -202,6 +202,16 @@ def test_nvrtc_has_its_other_half(tmp_path):
         subprocess.run(command, input=b"", check=True)
     load_nvrtc(str(tmp_path / "libnvrtc.so.13"))
     ctypes.CDLL("libnvrtc-builtins.so.13.99")  # by its name alone: it is there already
+
+
+def test_nothing_is_loaded_from_where_the_compiler_is_started(tmp_path, monkeypatch):
+    """Where the system knows NVRTC by its name alone."""
+    (tmp_path / "libnvrtc-builtins.so.13.99").touch()
+    monkeypatch.chdir(tmp_path)
+    loaded = []
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", loaded.append)
+    load_nvrtc("libnvrtc.so.13")
+    assert loaded == ["libnvrtc.so.13"]
 
 
 @needs_nvrtc
